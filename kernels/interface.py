@@ -1,0 +1,106 @@
+"""What a kernel back end must do, and what it may do. All shapes are named here and nowhere else.
+
+A pool holds the keys and values of all layers, cut into blocks. Only the back end knows its
+layout; everybody else names blocks by id. `slot` = block id * block_size + offset in the block.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shared.geometry import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Everything that decides the size and layout of one pool."""
+
+    shape: ModelShape
+    num_blocks: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.block_size * self.shape.bytes_per_token(self.dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """All rows of one step, packed end to end; prefill and decode rows mix freely.
+
+    Attributes:
+        token_ids: [num_tokens] int64.
+        positions: [num_tokens] int32, place of each token in its sequence.
+        slots: [num_tokens] int64, where each token's key and value are written.
+        row_starts: [num_rows + 1] int32, first token of each row; the last entry is num_tokens.
+        context_lengths: [num_rows] int32, tokens of each sequence after this step.
+        block_tables: [num_rows, max_blocks] int32; entries past a row's last block are never read.
+        logit_tokens: [num_logits] int64, packed indices of the tokens whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    row_starts: Tensor
+    context_lengths: Tensor
+    block_tables: Tensor
+    logit_tokens: Tensor
+
+
+class Linear(Protocol):
+    """A weight matrix, packed as the back end likes it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, out_features], dtype of x."""
+
+
+class Kernels(Protocol):
+    """The primitive operations on a paged pool. `layer` is an index, 0 .. num_layers - 1."""
+
+    name: str
+
+    def allocate_pool(self, spec: PoolSpec) -> Tensor:
+        """Memory for one pool; its pages need not be touched until they are written."""
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Take over `weight` [out_features, in_features] (and `bias` [out_features])."""
+
+    def write_kv(
+        self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor
+    ) -> None:
+        """Store keys and values [num_tokens, kv_heads, head_dim] at `slots` [num_tokens] int64."""
+
+    def paged_attention(
+        self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
+    ) -> Tensor:
+        """Attend each query to its sequence's keys up to itself, through its block table.
+
+        Args:
+            pool: from `allocate_pool`.
+            layer: which layer's keys and values.
+            queries: [num_tokens, heads, head_dim]; kv_heads divides heads.
+            batch: the rows, with their tables and lengths.
+            scale: usually 1/sqrt(head_dim); passed explicitly.
+        Returns: [num_tokens, heads, head_dim], dtype of queries.
+        Source: Kwon et al. 2023, sections 4.1 and 5.1.
+        """
+
+    def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+        """Copy whole blocks over all layers, source pool to destination pool (may be the same).
+
+        Args:
+            pairs: [num_copies, 2] int64, (source block, destination block); in one call no block
+                is both source and destination, none is destination twice.
+        """
+
+
+class DecoderStep(Protocol):
+    """A whole decoder step in one call, where a back end has one; owns its packed weights."""
+
+    def __call__(self, pool: Tensor, batch: PackedBatch) -> Tensor:
+        """Write keys and values, attend, and return logits [num_logits, vocab_size] float32."""

@@ -1,0 +1,1 @@
+"""What all processes must agree on. Imports nothing of ours."""

@@ -1,0 +1,24 @@
+"""Names for the numbers and strings that travel between processes."""
+
+import secrets
+from typing import Annotated, NewType
+
+RequestId = NewType("RequestId", str)
+"""One client request; made by the gateway (`cmpl-...`), never taken from a client."""
+
+SequenceId = NewType("SequenceId", int)
+"""One growing list of tokens; made by the scheduler, unique within one scheduler life."""
+
+BlockId = NewType("BlockId", int)
+"""Index of a physical block in one pool, 0 .. num_blocks - 1."""
+
+Boot = NewType("Boot", int)
+"""Random 64-bit number of one process life; compared for equality, never ordered."""
+
+Ids = Annotated[tuple[int, ...], "int32"]
+"""Token or block ids; on the wire a byte string of little-endian int32."""
+
+
+def new_boot() -> Boot:
+    """A fresh boot number for this process life."""
+    return Boot(secrets.randbits(64))

@@ -1,0 +1,395 @@
+"""Every message, by link and direction. Frozen; laws and pictures: docs/protocol.md.
+
+    gateway   --TO_SCHEDULER-->  scheduler  --TO_EXECUTOR-->    executor
+              <--TO_GATEWAY---              <--FROM_EXECUTOR--
+
+The envelope on the wire is msgpack `[version, tag, [fields]]` (shared/codec.py); the tag is the
+class name. Ids are always ours; `boot` numbers are compared for equality only.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from shared.errors import ErrorCode
+from shared.geometry import ModelShape
+from shared.ids import BlockId, Boot, Ids, RequestId, SequenceId
+from shared.sampling import DrawParams, FinishReason, SamplingParams
+
+# --------------------------------------------------------------------------- both links
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """How many tokens of each choice of a request its gateway holds."""
+
+    request_id: RequestId
+    positions: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I live. `phase` says what I am doing while not ready ("" = ready).
+
+    A gateway lists its open streams: what a full or lost connection swallowed is sent again.
+    """
+
+    boot: Boot
+    phase: str = ""
+    streams: tuple[StreamPosition, ...] = ()
+
+
+# --------------------------------------------------------------------------- request link, up
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A gateway presents itself; answered by `Welcome` once a model is loaded."""
+
+    boot: Boot
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSequence:
+    """What one sequence of a resubmitted request has delivered already."""
+
+    token_ids: Ids
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate for `prompt`; with `generated`, go on from there (after a scheduler restart).
+
+    `context` is the gateway's own, given back by `Attached`; `key_hash` guards it. `age_s` is how
+    long ago the client asked; it restores the place in the queue and the deadline.
+    """
+
+    request_id: RequestId
+    prompt: Ids
+    sampling: SamplingParams
+    generated: tuple[GeneratedSequence, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float | None = None
+    age_s: float = 0.0
+    context: bytes = b""
+    key_hash: bytes = b""
+
+
+class CancelReason(StrEnum):
+    """Why a gateway gives up a sequence or a request."""
+
+    CLIENT_GONE = "client_gone"
+    STOP_STRING = "stop_string"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop now and free the blocks. `sequence` None is the whole request.
+
+    STOP_STRING is answered by `Finished` (reason stop) per sequence; CLIENT_GONE by nothing, and
+    the request is forgotten.
+    """
+
+    request_id: RequestId
+    sequence: int | None
+    reason: CancelReason
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """This gateway takes over the stream of a request; answered by `Attached` or `Refused`."""
+
+    request_id: RequestId
+    key_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Everything of this request has reached its client: the token log may go."""
+
+    request_id: RequestId
+
+
+# --------------------------------------------------------------------------- request link, down
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a gateway must know of the model that is served."""
+
+    boot: Boot
+    model: str
+    shape: ModelShape
+    block_size: int
+    max_model_len: int
+    eos_token_ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request waits or runs. `max_tokens` is what it may generate (lowered if defaulted)."""
+
+    request_id: RequestId
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities (raw distribution) of one position: the chosen token and the top ones."""
+
+    chosen: float
+    top_ids: Ids
+    top: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """New tokens of one sequence; `start` is the index of the first among those generated."""
+
+    request_id: RequestId
+    sequence: int
+    start: int
+    token_ids: Ids
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """All that one step made for one gateway."""
+
+    items: tuple[TokenRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost so far, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A sequence ended with `length` generated tokens; repeated until `Done`."""
+
+    request_id: RequestId
+    sequence: int
+    reason: FinishReason
+    length: int
+    usage: Usage
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request is not taken; nothing of it is kept."""
+
+    request_id: RequestId
+    code: ErrorCode
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedSequence:
+    """All of one sequence so far."""
+
+    token_ids: Ids
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The stream is yours: all there is so far; the rest follows as `Tokens` and `Finished`."""
+
+    request_id: RequestId
+    context: bytes
+    prompt: Ids
+    sequences: tuple[AttachedSequence, ...]
+    cached_tokens: int = 0
+
+
+# --------------------------------------------------------------------------- step link, down
+
+PREVIOUS: Final = -1
+"""In `Row.token_ids`: the token this sequence sampled in the plan before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The scheduler takes this executor; plans of another scheduler boot are dropped."""
+
+    scheduler_boot: Boot
+
+
+class PreemptionMode(StrEnum):
+    """What becomes of a victim's blocks."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """This sequence gave way; what the executor remembers of it may go."""
+
+    sequence_id: SequenceId
+    mode: PreemptionMode
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy one whole block from one pool or place to another (swap out, swap in, copy)."""
+
+    source: BlockId
+    destination: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Draw one token from a row's last logits, or report the `num_top` best, or both.
+
+    `index` is the sequence's number within its request; the draw is a function of (`seed`,
+    `index`, position in the sequence, prompt included). `history` (prompt first,
+    `num_prompt` of it) is sent only when a penalty is on. Beam rows set `draw` None and `num_top`.
+    """
+
+    sequence_id: SequenceId
+    index: int
+    seed: int
+    draw: DrawParams | None
+    history: Ids = ()
+    num_prompt: int = 0
+    banned_ids: Ids = ()
+    num_top: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute `token_ids` of one sequence at `first_position`...; then draw its `samples`.
+
+    `block_table` covers every place up to the last of these tokens. `prompt_logprobs` asks for the
+    log-probabilities of every position of the row.
+    """
+
+    sequence_id: SequenceId
+    token_ids: Ids
+    first_position: int
+    block_table: Ids
+    samples: tuple[Sample, ...] = ()
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, complete: swap out -> swap in -> copy -> forward -> sample, in this order."""
+
+    boot: Boot
+    step_id: int
+    rows: tuple[Row, ...]
+    preemptions: tuple[Preemption, ...] = ()
+    swap_out: tuple[Move, ...] = ()
+    swap_in: tuple[Move, ...] = ()
+    copies: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish the plans in flight, take no more, and exit."""
+
+
+# --------------------------------------------------------------------------- step link, up
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorReady:
+    """The model is loaded and the pools are there; sent until `Adopt` comes."""
+
+    boot: Boot
+    model: str
+    shape: ModelShape
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    max_model_len: int
+    eos_token_ids: Ids
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The outcome of one `Sample`; `token_id` None where nothing was drawn."""
+
+    sequence_id: SequenceId
+    token_id: int | None
+    logprob: float | None = None
+    top_ids: Ids = ()
+    top: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The outcome of `Row.prompt_logprobs`: one entry a position."""
+
+    sequence_id: SequenceId
+    first_position: int
+    positions: tuple[PositionLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """This row (a sequence) failed alone, for example with NaN logits."""
+
+    sequence_id: SequenceId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Seconds spent in each part of a step."""
+
+    swap_s: float = 0.0
+    copy_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one plan made; exactly one per plan, in plan order. `boot` is the plan's."""
+
+    boot: Boot
+    step_id: int
+    sampled: tuple[Sampled, ...]
+    row_errors: tuple[RowError, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    timings: StepTimings = StepTimings()
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The executor refused or could not run this plan; nothing of it may be relied on."""
+
+    boot: Boot
+    step_id: int
+    message: str
+
+
+# --------------------------------------------------------------------------- who may say what
+
+GatewayMessage: TypeAlias = Heartbeat | Hello | Submit | Cancel | Attach | Done
+SchedulerReply: TypeAlias = Heartbeat | Welcome | Accepted | Tokens | Finished | Refused | Attached
+ExecutorMessage: TypeAlias = Heartbeat | ExecutorReady | StepResult | StepFailed
+StepCommand: TypeAlias = Heartbeat | Adopt | StepPlan | Drain
+
+TO_SCHEDULER: Final = (Heartbeat, Hello, Submit, Cancel, Attach, Done)
+TO_GATEWAY: Final = (Heartbeat, Welcome, Accepted, Tokens, Finished, Refused, Attached)
+FROM_EXECUTOR: Final = (Heartbeat, ExecutorReady, StepResult, StepFailed)
+TO_EXECUTOR: Final = (Heartbeat, Adopt, StepPlan, Drain)

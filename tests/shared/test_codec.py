@@ -1,0 +1,119 @@
+"""The wire: every message survives the trip, and nothing else is taken for one."""
+
+from dataclasses import is_dataclass
+from typing import get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import messages
+from shared.codec import PROTOCOL_VERSION, decode, encode
+from shared.errors import WireError
+from shared.ids import Ids, SequenceId
+
+ALL = {
+    message_class
+    for link in (
+        messages.TO_SCHEDULER,
+        messages.TO_GATEWAY,
+        messages.FROM_EXECUTOR,
+        messages.TO_EXECUTOR,
+    )
+    for message_class in link
+}
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+PLAIN = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=5),
+    bytes: st.binary(max_size=5),
+    bool: st.booleans(),
+    type(None): st.none(),
+}
+
+
+def values_of(hint):
+    """A strategy for one annotation of a message field."""
+    if hint == Ids:
+        return st.lists(INT32, max_size=5).map(tuple)
+    hint = getattr(hint, "__supertype__", hint)
+    if is_dataclass(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        return st.builds(hint, **{name: values_of(part) for name, part in hints.items()})
+    if get_origin(hint) is tuple:
+        parts = get_args(hint)
+        if parts[-1] is Ellipsis:
+            return st.lists(values_of(parts[0]), max_size=2).map(tuple)
+        return st.tuples(*map(values_of, parts))
+    if get_args(hint):
+        return st.one_of(*map(values_of, get_args(hint)))
+    return PLAIN[hint] if hint in PLAIN else st.sampled_from(hint)
+
+
+@pytest.mark.parametrize("message_class", sorted(ALL, key=lambda c: c.__name__))
+def test_every_message_survives_the_trip(message_class):
+    @given(values_of(message_class))
+    def survives(message):
+        assert decode(encode(message), [message_class]) == message
+
+    survives()
+
+
+def test_ids_are_little_endian_int32():
+    frame = encode(messages.StreamPosition("r", (1, -1)))
+    assert msgpack.unpackb(frame)[2] == ["r", b"\x01\0\0\0\xff\xff\xff\xff"]
+
+
+HELLO = messages.Hello(7)
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", "malformed"),
+        (encode(HELLO)[:-1], "malformed"),
+        (encode(HELLO) + b"\0", "malformed"),
+        (msgpack.packb({"a": 1}), "malformed"),
+        (msgpack.packb([1, "Hello"]), "malformed"),
+        (b"\x91" * 100_000, "malformed"),
+        (msgpack.packb([PROTOCOL_VERSION + 1, "Hello", [7]]), "version"),
+        (msgpack.packb([True, "Hello", [7]]), "version"),
+        (msgpack.packb([PROTOCOL_VERSION, "Goodbye", [7]]), "unknown"),
+        (msgpack.packb([PROTOCOL_VERSION, ["Hello"], [7]]), "unknown"),
+        (msgpack.packb([PROTOCOL_VERSION, "Hello", [7, 8]]), "invalid"),
+        (msgpack.packb([PROTOCOL_VERSION, "Hello", 7]), "invalid"),
+        (msgpack.packb([PROTOCOL_VERSION, "Hello", ["7"]]), "invalid"),
+        (msgpack.packb([PROTOCOL_VERSION, "Hello", [True]]), "invalid"),
+        (bytes(64 * 2**20 + 1), "oversized"),
+    ],
+)
+def test_anything_else_is_a_wire_error(frame, reason):
+    with pytest.raises(WireError) as caught:
+        decode(frame, messages.TO_SCHEDULER)
+    assert caught.value.reason == reason
+
+
+def test_a_torn_id_list_is_refused():
+    frame = msgpack.packb([PROTOCOL_VERSION, "StreamPosition", ["r", b"\0\0\0"]])
+    with pytest.raises(WireError, match="positions"):
+        decode(frame, [messages.StreamPosition])
+
+
+def test_a_message_of_the_other_direction_is_refused():
+    with pytest.raises(WireError, match="not expected"):
+        decode(encode(messages.Drain()), messages.TO_SCHEDULER)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_never_more_than_a_wire_error(noise):
+    with pytest.raises(WireError):
+        decode(noise, messages.TO_SCHEDULER)
+
+
+def test_an_id_beyond_int32_is_not_sent():
+    row = messages.Row(SequenceId(1), (2**31,), 0, ())
+    with pytest.raises(WireError, match="unencodable"):
+        encode(messages.StepPlan(1, 1, (row,)))
