@@ -1,0 +1,226 @@
+"""Sockets between processes: typed messages in, typed messages out. The only place that knows zmq.
+
+A `Router` listens (the scheduler, on both links); a `Dealer` connects (gateways and the executor)
+and reconnects by itself. Sends never block: `send` says whether the message was taken. What is no
+message of the link is dropped, counted and logged, and disturbs nothing.
+"""
+
+import fcntl
+import ipaddress
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.asyncio
+
+from shared.codec import MAX_MESSAGE_BYTES, decode, encode
+from shared.errors import StartError, WireError
+from shared.logs import get_logger
+from shared.metrics import MESSAGES_UNSENT, count_dropped
+
+MAX_IPC_PATH_BYTES: Final = 107  # sun_path of a Unix socket, its closing zero apart
+HIGH_WATER_MARK: Final = 4096  # messages queued for one peer
+LINGER_MS: Final = 500  # how long a closing socket tries to get its last messages out
+RECONNECT_MS: Final = 100
+
+_log = get_logger("links")
+_In = TypeVar("_In")
+
+
+def check_endpoint(endpoint: str, flag: str) -> None:
+    """Refuse an endpoint that cannot work or would be open to the network.
+
+    Raises: StartError naming `flag`.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc":
+        size = len(rest.encode())
+        if not rest.startswith("/") or size > MAX_IPC_PATH_BYTES:
+            raise StartError(
+                f"{flag} {endpoint}: an ipc path must be absolute and at most "
+                f"{MAX_IPC_PATH_BYTES} bytes (this one has {size}); choose a shorter one"
+            )
+    elif scheme == "tcp":
+        _check_tcp(endpoint, flag)
+    else:
+        raise StartError(f"{flag} {endpoint}: use ipc:///absolute/path or tcp://127.0.0.1:port")
+
+
+def _check_tcp(endpoint: str, flag: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port
+        loopback = host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        host, port, loopback = None, None, False
+    if port is None:
+        raise StartError(f"{flag} {endpoint}: a tcp endpoint is tcp://address:port")
+    if not loopback:
+        raise StartError(
+            f"{flag} {endpoint}: the step and request links carry no keys, so tcp is for loopback "
+            f"only; {host} is not a loopback address: use tcp://127.0.0.1:{port} or ipc://"
+        )
+
+
+class _Link(Generic[_In]):
+    """What both ends share: one context, one socket, one set of accepted messages."""
+
+    def __init__(self, name: str, kind: int, accepted: Sequence[type[_In]]) -> None:
+        self.name = name
+        self._accepted = accepted
+        self._context = zmq.asyncio.Context()
+        self._socket: Any = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        # Twice our own limit: what lies between is dropped and counted; beyond, zmq hangs up.
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_MESSAGE_BYTES)
+
+    def close(self) -> None:
+        """Send what is queued (for LINGER_MS at most) and give the socket back."""
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> "_Link[_In]":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _try_send(self, frames: list[bytes]) -> bool:
+        future = self._socket.send_multipart(frames, flags=zmq.DONTWAIT)
+        if isinstance(future.exception(), zmq.ZMQError):  # full, not connected, or gone
+            MESSAGES_UNSENT.labels(link=self.name).inc()
+            return False
+        return True
+
+    def _decode(self, frames: list[bytes]) -> _In | None:
+        try:
+            if len(frames) != 1:
+                raise WireError("malformed", f"{len(frames)} frames instead of one")
+            return decode(frames[0], self._accepted)
+        except WireError as error:
+            count_dropped(self.name, error)
+            _log.warning(
+                "message_dropped", link=self.name, reason=error.reason, detail=str(error)[:200]
+            )
+            return None
+
+
+class Dealer(_Link[_In]):
+    """The connecting end. `identity` keeps its address over reconnects."""
+
+    def __init__(
+        self, name: str, endpoint: str, accepted: Sequence[type[_In]], identity: bytes
+    ) -> None:
+        super().__init__(name, zmq.DEALER, accepted)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a peer that is not there
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.connect(endpoint)
+
+    def send(self, message: object) -> bool:
+        """Hand over one message without waiting; False if it was not taken (full, no peer).
+
+        Raises: WireError if the message has no wire form.
+        """
+        return self._try_send([encode(message)])
+
+    async def receive(self) -> _In:
+        """The next valid message."""
+        while True:
+            message = self._decode(await self._socket.recv_multipart())
+            if message is not None:
+                return message
+
+
+class Router(_Link[_In]):
+    """The listening end; peers are told apart by their address.
+
+    Raises: StartError if the endpoint is in use or cannot be made.
+    """
+
+    def __init__(
+        self, name: str, endpoint: str, accepted: Sequence[type[_In]], flag: str = "endpoint"
+    ) -> None:
+        self._path = _claim(endpoint, flag)
+        super().__init__(name, zmq.ROUTER, accepted)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise StartError(
+                f"{flag} {endpoint}: cannot listen there ({error.strerror}); choose another"
+            ) from error
+
+    def send(self, peer: bytes, message: object) -> bool:
+        """Hand one message to `peer` without waiting; False if it was not taken (full, gone).
+
+        Raises: WireError if the message has no wire form.
+        """
+        return self._try_send([peer, encode(message)])
+
+    async def receive(self) -> tuple[bytes, _In]:
+        """The next valid message and the address of its sender."""
+        while True:
+            peer, *frames = await self._socket.recv_multipart()
+            message = self._decode(frames)
+            if message is not None:
+                return peer, message
+
+    def close(self) -> None:
+        """Give back the socket, its file and its lock."""
+        super().close()
+        if self._path is not None:
+            self._path.release()
+
+
+class _IpcPath:
+    """An ipc path that this process alone may listen on, by a lock that dies with the process."""
+
+    def __init__(self, path: Path, lock: Any) -> None:
+        self._path = path
+        self._lock = lock
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+        Path(self._lock.name).unlink(missing_ok=True)
+        self._lock.close()
+
+
+def _claim(endpoint: str, flag: str) -> _IpcPath | None:
+    """Take the path of an ipc endpoint: zmq itself would silently steal it from a live owner."""
+    check_endpoint(endpoint, flag)
+    if not endpoint.startswith("ipc://"):
+        return None
+    path = Path(endpoint.removeprefix("ipc://"))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = path.with_name(path.name + ".lock").open("a")
+    except OSError as error:
+        raise StartError(f"{flag} {endpoint}: {error.strerror}; choose another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise StartError(
+            f"{flag} {endpoint}: another process listens there; stop it or choose another path"
+        ) from None
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            lock.close()
+            raise StartError(f"{flag} {endpoint}: the path exists and is no socket; choose another")
+        path.unlink()
+        _log.warning("stale_socket_removed", path=str(path), why="its owner died without closing")
+    return _IpcPath(path, lock)

@@ -1,0 +1,42 @@
+"""One way to log: events with units, on a console or as JSON lines."""
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+
+
+def configure_logs(
+    service: str, level: str = "info", log_format: Literal["console", "json"] = "console"
+) -> None:
+    """Send every event to stderr with time, level and `service`.
+
+    `level` is debug, info, warning or error.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if log_format == "json":
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        processors += [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)]
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, force=True)
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger; `name` says which room speaks."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room=name)
+    return logger

@@ -1,0 +1,229 @@
+"""Every setting of every process, in one place.
+
+A setting is a flag (`--max-num-seqs 64`), an environment variable (`SPLITFLAP_MAX_NUM_SEQS=64`) or
+a line of a TOML file (`max_num_seqs = 64`, named by `--config` or SPLITFLAP_CONFIG). Flags win over
+the environment, the environment over the file. One file and one environment may serve all
+processes: each takes what is its own, and a name that is nobody's is refused. Names follow vLLM's
+where it has one.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from shared.errors import StartError
+from shared.model_source import DEFAULT_MODEL
+
+ENV_PREFIX: Final = "SPLITFLAP_"
+CONFIG_VARIABLE: Final = ENV_PREFIX + "CONFIG"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+GiB: Final = 2**30
+
+
+def runtime_folder() -> Path:
+    """Where sockets lie when nobody says otherwise: a folder of this user's own."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "splitflap" if base else Path(f"/tmp/splitflap-{os.getuid()}")
+
+
+def _endpoint(name: str) -> str:
+    return f"ipc://{runtime_folder() / name}"
+
+
+class CommonSettings(BaseSettings):
+    """What every process has."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_exit_on_error=False,
+        cli_hide_none_type=True,
+        protected_namespaces=(),
+    )
+
+    config: Path | None = Field(None, description="TOML file with settings")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags (put first by pydantic-settings), then the environment, then what `load` read."""
+        return env_settings, init_settings
+
+
+class GatewaySettings(CommonSettings):
+    """`splitflap gateway`: text, HTTP, server-sent events."""
+
+    model: str = Field(
+        DEFAULT_MODEL,
+        description=f"{DEFAULT_MODEL}, toy, a .gguf file, a Hugging Face folder, or a hub id",
+    )
+    served_model_name: str | None = Field(
+        None, description="the name clients use; default: the model's own"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
+    port: Port = Field(8000, description="port to listen on")
+    request_endpoint: str = Field(
+        default_factory=lambda: _endpoint("requests.ipc"),
+        description="where the scheduler listens for gateways (ipc:// or tcp:// on loopback)",
+    )
+    max_body_bytes: Positive = Field(16 * 2**20, description="largest request body")
+    request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
+    ping_interval_s: Seconds = Field(15.0, description="': ping' after so long without an event")
+    shutdown_timeout: Seconds = Field(30.0, description="seconds for open streams to finish")
+
+
+class SchedulerSettings(CommonSettings):
+    """`splitflap scheduler`: blocks, queues, plans."""
+
+    request_endpoint: str = Field(
+        default_factory=lambda: _endpoint("requests.ipc"),
+        description="where to listen for gateways (ipc:// or tcp:// on loopback)",
+    )
+    step_endpoint: str = Field(
+        default_factory=lambda: _endpoint("steps.ipc"),
+        description="where to listen for the executor (ipc:// or tcp:// on loopback)",
+    )
+    max_num_seqs: Positive = Field(256, description="most sequences that run at once")
+    max_num_batched_tokens: Positive = Field(512, description="most tokens one step computes")
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of blocks kept free at admission")
+    metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
+
+
+class ExecutorSettings(CommonSettings):
+    """`splitflap executor`: the model and its KV pool."""
+
+    model: str = Field(
+        DEFAULT_MODEL,
+        description=f"{DEFAULT_MODEL}, toy, a .gguf file, a Hugging Face folder, or a hub id",
+    )
+    step_endpoint: str = Field(
+        default_factory=lambda: _endpoint("steps.ipc"),
+        description="where the scheduler listens for the executor",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="of weights and KV cache; auto: bfloat16 where the CPU computes in it"
+    )
+    device: Literal["auto", "cpu"] = "auto"
+    max_model_len: Positive | None = Field(
+        None, description="longest sequence, prompt included; default: the model's, if it fits"
+    )
+    block_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16,
+        description="tokens a block",  # Kwon et al. 2023, section 7.2
+    )
+    num_gpu_blocks_override: Positive | None = Field(
+        None, description="blocks in the KV pool, instead of sizing it by memory"
+    )
+    kv_cache_memory_bytes: Positive | None = Field(
+        None, description="bytes for the KV pool, instead of a share of what is free"
+    )
+    threads: Positive | None = Field(None, description="CPU threads; default: all cores")
+    toy_step_ms: float = Field(0.0, ge=0, description="how long a step of the toy model takes")
+    metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
+
+
+class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
+    """`splitflap up`: all three as supervised child processes, with sockets of their own."""
+
+    request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
+    step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
+    scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
+    executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
+
+
+Settings = TypeVar("Settings", bound=CommonSettings)
+
+
+def load(settings_class: type[Settings], arguments: Sequence[str], program: str) -> Settings:
+    """Settings from flags, environment and file.
+
+    Raises: StartError naming the setting and what it takes. Exits after --help.
+    """
+    file = _config_path(arguments)
+    known = set(UpSettings.model_fields)
+    from_file = _read_toml(file) if file else {}
+    _refuse_unknown(from_file, known, f"{file}: ")
+    _refuse_unknown(
+        {name.removeprefix(ENV_PREFIX).lower(): "" for name in os.environ if _is_ours(name)},
+        known,
+        f"environment, {ENV_PREFIX}*: ",
+    )
+    own = {name: value for name, value in from_file.items() if name in settings_class.model_fields}
+    try:
+        return settings_class(
+            **own, _cli_parse_args=list(arguments), _cli_prog_name=program
+        )  # the underscored names are pydantic-settings' own
+    except ValidationError as error:
+        raise StartError(_explain(error)) from error
+    except SettingsError as error:
+        raise StartError(f"{error}; see {program} --help") from error
+
+
+def flags_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> list[str]:
+    """`settings` as the command line of one process: only what was set, and belongs to it."""
+    flags: list[str] = []
+    for name in settings_class.model_fields:
+        if name in settings.model_fields_set and name != "config":
+            value = getattr(settings, name)
+            if value is not None:
+                flags.append(f"--{name.replace('_', '-')}={value}")
+    return flags
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(ENV_PREFIX) and name != CONFIG_VARIABLE
+
+
+def _config_path(arguments: Sequence[str]) -> Path | None:
+    for index, argument in enumerate(arguments):
+        if argument == "--config" and index + 1 < len(arguments):
+            return Path(arguments[index + 1])
+        if argument.startswith("--config="):
+            return Path(argument.removeprefix("--config="))
+    named = os.environ.get(CONFIG_VARIABLE)
+    return Path(named) if named else None
+
+
+def _read_toml(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartError(f"--config {path}: cannot be read as TOML ({error})") from error
+
+
+def _refuse_unknown(names: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(names) - known)
+    if unknown:
+        raise StartError(f"{where}no setting is called {', '.join(unknown)}")
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False):
+        flag = "--" + str(problem["loc"][0]).replace("_", "-")
+        lines.append(f"{flag} {problem['input']!r}: {problem['msg']}")
+    return "; ".join(lines)

@@ -1,0 +1,67 @@
+"""Settings: where they come from, who wins, and what is refused."""
+
+import pytest
+
+from shared.errors import StartError
+from shared.settings import ExecutorSettings, GatewaySettings, UpSettings, flags_of, load
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    monkeypatch.delenv("SPLITFLAP_CONFIG", raising=False)
+
+
+def gateway(*flags):
+    return load(GatewaySettings, flags, "splitflap gateway")
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(monkeypatch, tmp_path):
+    file = tmp_path / "splitflap.toml"
+    file.write_text("port = 1001\nhost = '127.0.0.2'\nping_interval_s = 3")
+    monkeypatch.setenv("SPLITFLAP_PORT", "1002")
+    monkeypatch.setenv("SPLITFLAP_HOST", "127.0.0.3")
+    settings = gateway("--config", str(file), "--port", "1003")
+    assert (settings.port, settings.host, settings.ping_interval_s) == (1003, "127.0.0.3", 3)
+
+
+def test_one_file_serves_all_processes(monkeypatch, tmp_path):
+    file = tmp_path / "splitflap.toml"
+    file.write_text("port = 1001\nblock_size = 4")
+    monkeypatch.setenv("SPLITFLAP_CONFIG", str(file))
+    assert gateway().port == 1001
+    assert load(ExecutorSettings, [], "splitflap executor").block_size == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--port", "0"], "--port '0': .*greater than or equal to 1"),
+        (["--port", "many"], "--port 'many'"),
+        (["--prot", "1"], "--prot"),
+        (["--por", "1"], "--por"),
+        (["--block-size", "16"], "--block-size"),
+        (["--config", "/nowhere.toml"], "nowhere.toml: cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(flags, complaint):
+    with pytest.raises(StartError, match=complaint):
+        gateway(*flags)
+
+
+def test_an_unknown_name_in_the_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("SPLITFLAP_PROT", "1")
+    with pytest.raises(StartError, match="no setting is called prot"):
+        gateway()
+
+
+def test_an_unknown_name_in_the_file_is_refused(tmp_path):
+    file = tmp_path / "splitflap.toml"
+    file.write_text("prot = 1")
+    with pytest.raises(StartError, match="no setting is called prot"):
+        gateway("--config", str(file))
+
+
+def test_up_hands_each_process_what_is_its_own():
+    settings = load(UpSettings, ["--model", "toy", "--block-size", "4", "--port", "1001"], "up")
+    assert flags_of(settings, ExecutorSettings) == ["--model=toy", "--block-size=4"]
+    assert flags_of(settings, GatewaySettings) == ["--model=toy", "--port=1001"]
