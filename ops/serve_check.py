@@ -1,0 +1,85 @@
+"""Does `make serve` do what the README says? `python ops/serve_check.py FOLDER_OF_A_CLONE`.
+
+Starts it on a free port, waits for the banner, runs the very `curl` line that it prints, and looks
+for Paris in the streamed answer; then Ctrl-C must leave no process and no socket.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+READY_WITHIN_S = 900  # the installation included
+STOPPED_WITHIN_S = 60
+
+
+def main(clone: Path) -> None:
+    """Exits with status 1 and a reason where the README is wrong."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="sf-") as folder:
+        server = subprocess.Popen(
+            ["make", "serve", f"ARGS=--port {port}"],
+            cwd=clone,
+            env={**os.environ, "TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            banner = read_banner(server)
+            answer = run_curl(banner)
+        finally:
+            os.killpg(server.pid, signal.SIGINT)
+            server.wait(STOPPED_WITHIN_S)
+        check("Paris" in answer, f"no Paris in the streamed answer: {answer!r}")
+        left = [str(path) for path in Path(folder).rglob("*") if path.is_socket()]
+        check(not left, f"sockets left behind: {left}")
+    with socket.socket() as probe:
+        check(probe.connect_ex(("127.0.0.1", port)) != 0, f"port {port} still answers")
+    print(f"make serve: {answer!r}, then stopped and left nothing")
+
+
+def read_banner(server: subprocess.Popen[str]) -> str:
+    """All that the server prints up to the hint how to stop it."""
+    deadline = time.monotonic() + READY_WITHIN_S
+    printed = ""
+    assert server.stdout is not None
+    while "Ctrl-C" not in printed:
+        line = server.stdout.readline()
+        check(line != "", f"make serve ended with status {server.poll()}: {printed}")
+        check(time.monotonic() < deadline, f"not ready within {READY_WITHIN_S} s")
+        print(line, end="", flush=True)
+        printed += line
+    return printed
+
+
+def run_curl(banner: str) -> str:
+    """Run the printed curl line; returns the joined text of its events."""
+    command = re.search(r"curl .*?\}'", banner, re.DOTALL)
+    check(command is not None, f"no curl line in the banner: {banner}")
+    assert command is not None
+    body = command[0].replace('"stream": true', '"stream": true, "temperature": 0')
+    out = subprocess.run(body, shell=True, check=True, capture_output=True, text=True, timeout=120)
+    events = [line.removeprefix("data: ") for line in out.stdout.split("\n") if "data: " in line]
+    check(events[-1] == "[DONE]", f"the stream did not end in [DONE]: {events[-1:]}")
+    check(len(events) > 4, f"the answer came in {len(events)} events: is it streamed?")
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def check(holds: bool, complaint: str) -> None:
+    """End with `complaint` unless it holds."""
+    if not holds:
+        sys.exit(f"serve_check: {complaint}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,309 @@
+"""The scheduler process: sockets on one side, the core on the other.
+
+The shell stamps the time, turns messages into events, and carries out the commands that come back.
+It decides nothing about requests; what it does decide is who is there: gateways and the executor
+are alive while their heartbeats come.
+"""
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.scheduler.core.commands import Command, Reply, RunStep
+from services.scheduler.core.events import (
+    AttachRequested,
+    CancelRequested,
+    Event,
+    ExecutorJoined,
+    ExecutorLost,
+    Gateway,
+    GatewayLost,
+    RequestArrived,
+    RequestDone,
+    StepFinished,
+    StepRefused,
+    StreamsListed,
+    Tick,
+)
+from services.scheduler.core.machine import Scheduler, SchedulerConfig
+from services.scheduler.gauges import SchedulerCollector
+from shared.ids import Boot, new_boot
+from shared.links import Router
+from shared.logs import get_logger
+from shared.messages import (
+    FROM_EXECUTOR,
+    TO_SCHEDULER,
+    Adopt,
+    Attach,
+    Cancel,
+    Done,
+    ExecutorMessage,
+    ExecutorReady,
+    GatewayMessage,
+    Heartbeat,
+    Hello,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    Submit,
+    Welcome,
+)
+from shared.metrics import REGISTRY, serve_metrics
+from shared.settings import SchedulerSettings
+
+HEARTBEAT_S: Final = 0.5
+SILENCE_S: Final = 3.0  # a peer not heard for so long is gone
+TICK_S: Final = 0.1
+STATS_S: Final = 10.0
+NO_EXECUTOR: Final = "waiting for an executor"
+
+_log = get_logger("scheduler")
+
+
+@dataclass
+class _Executor:
+    """The executor that was adopted."""
+
+    peer: bytes
+    ready: ExecutorReady
+    adopted_at: float
+    heard_at: float
+
+
+@dataclass
+class SchedulerServer:
+    """Both links, the core, and who is alive. `now` is a monotonic clock in seconds."""
+
+    settings: SchedulerSettings
+    requests: Router[GatewayMessage]
+    steps: Router[ExecutorMessage]
+    boot: Boot = field(default_factory=new_boot)
+    phase: str = NO_EXECUTOR
+    executor: _Executor | None = None
+    executors_seen: int = 0
+    gateways: dict[Gateway, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.core = Scheduler(
+            SchedulerConfig(
+                boot=self.boot,
+                max_num_seqs=self.settings.max_num_seqs,
+                max_num_batched_tokens=self.settings.max_num_batched_tokens,
+                watermark=self.settings.watermark,
+            )
+        )
+
+    async def run(self) -> None:
+        """Until cancelled; an error in any part ends all."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive_requests())
+            tasks.create_task(self._receive_steps())
+            tasks.create_task(self._beat())
+            tasks.create_task(self._tick())
+            tasks.create_task(self._report())
+
+    # ----------------------------------------------------------------- the core's commands
+
+    def handle(self, event: Event) -> None:
+        """Give the core one event and carry out what it answers."""
+        for command in self.core.handle(event):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Reply(gateway, message):
+                self.requests.send(gateway, message)  # lost if not taken: a heartbeat mends it
+            case RunStep(plan):
+                self._run(plan)
+
+    def _run(self, plan: StepPlan) -> None:
+        for preemption in plan.preemptions:
+            _log.info(
+                "sequence_preempted", sequence=preemption.sequence_id, by=preemption.mode.value
+            )
+        if self.executor is None or not self.steps.send(self.executor.peer, plan):
+            self._lose_executor("it took no plan")
+
+    # ----------------------------------------------------------------- request link
+
+    async def _receive_requests(self) -> None:
+        while True:
+            peer, message = await self.requests.receive()
+            self._from_gateway(Gateway(peer), message, time.monotonic())
+
+    def _from_gateway(self, gateway: Gateway, message: GatewayMessage, now: float) -> None:
+        if gateway in self.gateways:
+            self.gateways[gateway] = now
+        match message:
+            case Hello():
+                self.gateways[gateway] = now
+                self._welcome(gateway)
+            case Heartbeat(streams=streams):
+                self.requests.send(gateway, Heartbeat(self.boot, self.phase))
+                if gateway in self.gateways:
+                    self.handle(StreamsListed(now, gateway, streams))
+            case Submit():
+                self.handle(RequestArrived(now, gateway, message))
+            case Cancel():
+                self.handle(CancelRequested(now, gateway, message))
+            case Attach():
+                self.handle(AttachRequested(now, gateway, message))
+            case Done(request_id):
+                self.handle(RequestDone(now, gateway, request_id))
+
+    def _welcome(self, gateway: Gateway) -> None:
+        if self.executor is None:
+            return
+        ready = self.executor.ready
+        self.requests.send(
+            gateway,
+            Welcome(
+                self.boot,
+                ready.model,
+                ready.shape,
+                ready.block_size,
+                ready.max_model_len,
+                ready.eos_token_ids,
+            ),
+        )
+
+    # ----------------------------------------------------------------- step link
+
+    async def _receive_steps(self) -> None:
+        while True:
+            peer, message = await self.steps.receive()
+            self._from_executor(peer, message, time.monotonic())
+
+    def _from_executor(self, peer: bytes, message: ExecutorMessage, now: float) -> None:
+        current = self.executor
+        if current is not None and current.peer == peer:
+            current.heard_at = now
+        elif isinstance(message, StepResult | StepFailed):
+            return  # of an executor that was given up
+        match message:
+            case Heartbeat(phase=phase):
+                if current is None:
+                    self.phase = phase or NO_EXECUTOR
+                    self.steps.send(peer, Heartbeat(self.boot, self.phase))
+            case ExecutorReady():
+                self._adopt(peer, message, now)
+            case StepResult():
+                self.handle(StepFinished(now, message))
+            case StepFailed():
+                _log.error("step_failed", step_id=message.step_id, message=message.message)
+                self.handle(StepRefused(now, message))
+
+    def _adopt(self, peer: bytes, ready: ExecutorReady, now: float) -> None:
+        """Take an executor that is ready, unless another one works already."""
+        current = self.executor
+        if current is not None and current.peer != peer:
+            _log.warning("executor_ignored", why="another one is at work", boot=ready.boot)
+            return
+        if current is not None and now - current.adopted_at < 2 * HEARTBEAT_S:
+            self.steps.send(peer, Adopt(self.boot))  # our first word has not reached it yet
+            return
+        if current is not None:
+            self._lose_executor("it started over")
+        if not self.steps.send(peer, Adopt(self.boot)):
+            return
+        self.executor = _Executor(peer, ready, adopted_at=now, heard_at=now)
+        self.executors_seen += 1
+        self.phase = ""
+        _log.info(
+            "executor_adopted", model=ready.model, blocks=ready.num_gpu_blocks,
+            block_size=ready.block_size, max_model_len=ready.max_model_len,
+        )  # fmt: skip
+        self.handle(ExecutorJoined(now, ready))
+        for gateway in self.gateways:
+            self._welcome(gateway)
+
+    def _lose_executor(self, why: str) -> None:
+        if self.executor is None:
+            return
+        _log.error("executor_lost", why=why)
+        self.executor = None
+        self.phase = NO_EXECUTOR
+        self.handle(ExecutorLost(time.monotonic()))
+
+    # ----------------------------------------------------------------- time
+
+    async def _beat(self) -> None:
+        while True:
+            if self.executor is not None:
+                self.steps.send(self.executor.peer, Heartbeat(self.boot))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if self.executor is not None and now - self.executor.heard_at > SILENCE_S:
+                self._lose_executor(f"silent for {SILENCE_S:.0f} s")
+            for gateway, heard_at in list(self.gateways.items()):
+                if now - heard_at > SILENCE_S:
+                    del self.gateways[gateway]
+                    _log.warning("gateway_lost", silent_s=round(now - heard_at, 1))
+                    self.handle(GatewayLost(now, gateway))
+            self.handle(Tick(now))
+
+    async def _report(self) -> None:
+        """Every ten seconds, if anything happened, the line that this field knows."""
+        before = self.core.counters.tokens()
+        while True:
+            await asyncio.sleep(STATS_S)
+            after = self.core.counters.tokens()
+            if after != before:
+                prompt, generated = (
+                    (new - old) / STATS_S for new, old in zip(after, before, strict=True)
+                )
+                usage = self.core.usage()
+                _log.info(
+                    f"Avg prompt throughput: {prompt:.1f} tokens/s, "
+                    f"Avg generation throughput: {generated:.1f} tokens/s, "
+                    f"Running: {self.core.num_running} reqs, "
+                    f"Swapped: {self.core.num_swapped} reqs, "
+                    f"Waiting: {self.core.num_waiting} reqs, "
+                    f"GPU KV cache usage: {100 * usage.used_share:.1f}%"
+                )
+            before = after
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Run the scheduler until SIGTERM or SIGINT.
+
+    Raises: StartError if an endpoint or the metrics port cannot be had.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with (
+        Router[GatewayMessage](
+            "request", settings.request_endpoint, TO_SCHEDULER, "--request-endpoint"
+        ) as requests,
+        Router[ExecutorMessage](
+            "step", settings.step_endpoint, FROM_EXECUTOR, "--step-endpoint"
+        ) as steps,
+    ):
+        server = SchedulerServer(settings, requests, steps)
+        REGISTRY.register(SchedulerCollector(server))
+        page = (
+            await serve_metrics("127.0.0.1", settings.metrics_port)
+            if settings.metrics_port
+            else None
+        )
+        _log.info("scheduler_listens", requests=settings.request_endpoint,
+                  steps=settings.step_endpoint)  # fmt: skip
+        work = asyncio.create_task(server.run())
+        waiting = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()  # raises what ended it
+        finally:
+            for task in (work, waiting):
+                task.cancel()
+            await asyncio.gather(work, waiting, return_exceptions=True)
+            if page is not None:
+                await page.cleanup()

@@ -1,0 +1,252 @@
+"""`splitflap up`: gateway, scheduler and executor as child processes of one parent.
+
+The children share a folder of sockets that belongs to this run alone. A child that dies is started
+again, with growing pauses; one that cannot start as configured (exit status 2) ends the whole run.
+Nothing outlives the parent: the kernel tells the children when it dies.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from shared.errors import StartError
+from shared.links import MAX_IPC_PATH_BYTES
+from shared.logs import get_logger
+from shared.model_source import find_model
+from shared.settings import (
+    CommonSettings,
+    ExecutorSettings,
+    GatewaySettings,
+    SchedulerSettings,
+    UpSettings,
+    flags_of,
+)
+
+_PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+_STEADY_AFTER_S: Final = 60.0  # a child that lived this long starts with a short pause again
+_POLL_S: Final = 0.1
+_KILL_AFTER_S: Final = 10.0
+_EXIT_CANNOT_START: Final = 2
+_LONGEST_SOCKET_NAME: Final = "/requests.ipc"
+
+_log = get_logger("supervisor")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Child:
+    """One supervised process."""
+
+    name: str
+    flags: list[str]
+    grace_s: float = _KILL_AFTER_S
+    process: asyncio.subprocess.Process | None = None
+    starts: int = field(default=0)
+
+    async def start(self) -> asyncio.subprocess.Process:
+        self.starts += 1
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.cli",
+            self.name,
+            *self.flags,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the parent, which stops them in order
+            preexec_fn=_die_with(os.getpid()),
+        )
+        _log.debug("child_started", child=self.name, pid=self.process.pid)
+        return self.process
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if it has not gone after its grace."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.terminate()
+        try:
+            await asyncio.wait_for(self.process.wait(), self.grace_s)
+        except TimeoutError:
+            _log.warning("child_killed", child=self.name, after_s=self.grace_s)
+            self.process.kill()
+            await self.process.wait()
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What a child does before it runs: have the kernel end it when `parent` dies."""
+
+    def ask() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+    return ask
+
+
+async def supervise(settings: UpSettings) -> int:
+    """Run everything until SIGINT or SIGTERM; returns the exit status.
+
+    Raises: StartError if the port is busy or there is no such model.
+    """
+    started = time.monotonic()
+    source = find_model(settings.model)
+    _check_port(settings.host, settings.port)
+    folder = _socket_folder()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stopping.set)
+    children = _children(settings, folder)
+    try:
+        watchers = [asyncio.create_task(_keep_alive(child, stopping)) for child in children]
+        banner = asyncio.create_task(
+            _announce(settings, settings.served_model_name or source.name, started)
+        )
+        until = asyncio.create_task(stopping.wait())
+        await asyncio.wait([until, *watchers], return_when=asyncio.FIRST_COMPLETED)
+        failed = [watcher.result() for watcher in watchers if watcher.done()]
+        stopping.set()
+        for task in (banner, until, *watchers):
+            task.cancel()
+        await asyncio.gather(banner, until, *watchers, return_exceptions=True)
+        return failed[0] if failed else 0
+    finally:
+        for child in children:  # the gateway first: its streams need the other two to finish
+            await child.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _children(settings: UpSettings, folder: Path) -> list[_Child]:
+    """In the order in which they are stopped."""
+    requests = settings.request_endpoint or f"ipc://{folder}/requests.ipc"
+    steps = settings.step_endpoint or f"ipc://{folder}/steps.ipc"
+
+    def flags(
+        settings_class: type[CommonSettings], metrics_port: int | None = None, **own: str
+    ) -> list[str]:
+        given = [
+            flag
+            for flag in flags_of(settings, settings_class)
+            if not flag.startswith(("--request-endpoint", "--step-endpoint", "--metrics-port"))
+        ]
+        given += [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+        return given + ([f"--metrics-port={metrics_port}"] if metrics_port else [])
+
+    return [
+        _Child(
+            "gateway",
+            flags(GatewaySettings, request_endpoint=requests),
+            grace_s=settings.shutdown_timeout + _KILL_AFTER_S,
+        ),
+        _Child(
+            "scheduler",
+            flags(
+                SchedulerSettings,
+                settings.scheduler_metrics_port,
+                request_endpoint=requests,
+                step_endpoint=steps,
+            ),
+        ),
+        _Child(
+            "executor",
+            flags(ExecutorSettings, settings.executor_metrics_port, step_endpoint=steps),
+        ),
+    ]
+
+
+async def _keep_alive(child: _Child, stopping: asyncio.Event) -> int:
+    """Start `child` again whenever it dies; returns when it cannot start as configured."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        born = time.monotonic()
+        status = await (await child.start()).wait()
+        if stopping.is_set():
+            return 0
+        lived_s = time.monotonic() - born
+        if status == _EXIT_CANNOT_START:
+            return status  # it has said why
+        if lived_s > _STEADY_AFTER_S:
+            pause_s = _FIRST_PAUSE_S
+        _log.error(
+            "child_died", child=child.name, status=status, lived_s=round(lived_s, 1),
+            restart_in_s=pause_s,
+        )  # fmt: skip
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def _announce(settings: UpSettings, model: str, started: float) -> None:
+    """Say on stdout where to go, once the gateway is ready; until then, log each new phase."""
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    phase = ""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            now, ready = await _phase(session, url)
+            if ready:
+                break
+            if now and now != phase:
+                _log.info("starting", phase=now)
+                phase = now
+            await asyncio.sleep(_POLL_S)
+    body = json.dumps(
+        {
+            "model": model,
+            "stream": True,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        }
+    )
+    sys.stdout.write(
+        f"\nSplitflap is ready after {time.monotonic() - started:.1f} s: {url}\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d '{body}'\n\nCtrl-C stops it.\n\n"
+    )
+    sys.stdout.flush()
+
+
+async def _phase(session: aiohttp.ClientSession, url: str) -> tuple[str, bool]:
+    """(what the stack is doing, is it ready)."""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with session.get(f"{url}/health/ready", timeout=timeout) as answer:
+            if answer.status == 200:
+                return "ready", True
+            return str((await answer.json()).get("phase", "")), False
+    return "", False
+
+
+def _check_port(host: str, port: int) -> None:
+    """Find a busy port before three processes are started for nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {host}:{port} ({error.strerror}); "
+                "choose another --port or --host"
+            ) from error
+
+
+def _socket_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="splitflap-"))
+    if len(str(folder) + _LONGEST_SOCKET_NAME) > MAX_IPC_PATH_BYTES:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="splitflap-", dir="/tmp"))
+    return folder
