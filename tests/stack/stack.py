@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 120
 SETTLES_WITHIN_S = 30
 
@@ -107,7 +108,7 @@ def start(folder, *flags, wait=True):
                 sys.executable, "-m", "services.cli", "up", "--port", str(port),
                 "--scheduler-metrics-port", str(metrics_port), *flags,
             ],
-            stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[2],
+            stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
             env={**os.environ, "TMPDIR": str(folder)}, start_new_session=True,
         )  # fmt: skip
     stack = Stack(process, port, metrics_port, folder, log)

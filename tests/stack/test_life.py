@@ -1,0 +1,162 @@
+"""How the processes start, find one another, and end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.stack.stack import ROOT, fetch, free_port, start, until
+
+pytestmark = pytest.mark.stack
+
+
+def sockets_in(folder):
+    return [path for path in folder.rglob("*") if path.is_socket()]
+
+
+def is_gone(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def splitflap(command, *flags, **more):
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.cli", command, *flags],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_up_leaves_no_child_and_no_socket(tmp_path, number):
+    stack = start(tmp_path, "--model", "toy")
+    children = stack.children()
+    assert set(children) == {"gateway", "scheduler", "executor"}
+    assert len(sockets_in(tmp_path)) == 2
+    status = stack.stop(number)
+    assert status == (0 if number != signal.SIGKILL else -signal.SIGKILL)
+    until(lambda: all(map(is_gone, children.values())), "children gone")
+    until(lambda: not sockets_in(tmp_path), "sockets gone")
+
+
+def test_two_stacks_on_one_machine_do_not_meet(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    stacks = [
+        start(folder, "--model", "toy", "--served-model-name", folder.name) for folder in folders
+    ]
+    try:
+        names = [fetch(stack.url + "/v1/models")[1] for stack in stacks]
+        assert ['"id": "a"' in names[0], '"id": "b"' in names[1]] == [True, True]
+        assert [stack.metrics()["executors_adopted_total"] for stack in stacks] == [1, 1]
+    finally:
+        for stack in stacks:
+            stack.stop()
+
+
+def test_the_processes_wait_for_one_another_in_any_order(tmp_path):
+    requests, steps = f"ipc://{tmp_path}/requests.ipc", f"ipc://{tmp_path}/steps.ipc"
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    gateway = splitflap(
+        "gateway", "--model=toy", f"--port={port}", f"--request-endpoint={requests}"
+    )
+    started = [gateway]
+    try:
+        until(lambda: fetch(url + "/health/live")[0] == 200, "the gateway lives")
+        status, body = fetch(url + "/health/ready")
+        assert (status, "scheduler" in body) == (503, True)
+        started.append(splitflap("executor", "--model=toy", f"--step-endpoint={steps}"))
+        assert fetch(url + "/health/ready")[0] == 503
+        started.append(
+            splitflap("scheduler", f"--request-endpoint={requests}", f"--step-endpoint={steps}")
+        )
+        until(lambda: fetch(url + "/health/ready")[0] == 200, "ready once all are there")
+    finally:
+        for process in started:
+            process.terminate()
+        assert [process.wait(30) for process in started] == [0] * len(started)
+        for process in started:
+            process.stdout.close()
+    assert sockets_in(tmp_path) == []
+
+
+def test_a_busy_port_is_a_clear_error(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in ("up", "gateway"):
+            process = splitflap(command, "--model=toy", f"--port={port}")
+            said, _ = process.communicate(timeout=60)
+            assert process.returncode == 2
+            assert f"cannot listen on 127.0.0.1:{port}" in said
+            assert "--port" in said
+            assert "Traceback" not in said
+
+
+def test_a_second_scheduler_on_the_same_socket_is_refused(tmp_path):
+    stack = start(tmp_path, "--model", "toy")
+    try:
+        (endpoint,) = (path for path in sockets_in(tmp_path) if path.name == "requests.ipc")
+        second = splitflap(
+            "scheduler",
+            f"--request-endpoint=ipc://{endpoint}",
+            f"--step-endpoint=ipc://{tmp_path}/s",
+        )
+        said, _ = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert "another process listens there" in said
+        assert fetch(stack.url + "/health/ready")[0] == 200
+    finally:
+        stack.stop()
+
+
+def test_a_model_length_that_cannot_fit_ends_the_start_with_numbers(tmp_path):
+    process = splitflap(
+        "up", "--model=toy", f"--port={free_port()}", "--max-model-len=4096",
+        "--num-gpu-blocks-override=10", env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--max-model-len" in said
+    assert "160" in said  # ten blocks of sixteen tokens
+    assert sockets_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "complaint"),
+    [
+        ("up", ["--no-such-flag"], "--no-such-flag"),
+        ("up", ["--model", "/nowhere"], "no such file or folder"),
+        ("executor", ["--dtype", "int3"], "--dtype"),
+        ("scheduler", ["--request-endpoint", "tcp://0.0.0.0:5555"], "loopback"),
+        ("fly", [], "no such command"),
+    ],
+)
+def test_what_cannot_start_says_why(command, flags, complaint):
+    process = splitflap(command, *flags)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert complaint in said
+    assert "Traceback" not in said
+
+
+def test_a_child_that_dies_is_started_again_and_a_stream_goes_on(tmp_path):
+    stack = start(tmp_path, "--model", "toy", "--toy-step-ms", "20")
+    try:
+        from tests.stack.client import complete, stream
+
+        wish = {"prompt": "over and over", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+        whole = complete(stack, **wish)["choices"][0]["text"]
+        pieces = stream(stack, **wish)
+        first = [next(pieces) for _ in range(10)]
+        stack.children()["executor"].kill()
+        assert "".join(first + list(pieces)) == whole
+        assert stack.metrics()["executors_adopted_total"] == 2
+        until(stack.is_idle, "idle again")
+    finally:
+        stack.stop()

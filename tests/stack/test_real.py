@@ -1,0 +1,38 @@
+"""The real processes with the real model."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.stack.client import complete, stream
+from tests.stack.stack import start, until
+
+pytestmark = [pytest.mark.stack, pytest.mark.model]
+
+FRANCE = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    stack = start(
+        tmp_path_factory.mktemp("real"), "--num-gpu-blocks-override", "40", "--max-model-len", "512"
+    )
+    yield stack
+    stack.stop()
+
+
+def test_it_says_paris_piece_by_piece(real):
+    pieces = list(stream(real, "/v1/chat/completions", **FRANCE, temperature=0, max_tokens=30))
+    assert "Paris" in "".join(pieces)
+    assert len(pieces) > 4
+
+
+def test_it_gives_way_and_comes_back(real):
+    before = real.metrics()['preemptions_total{mode="recompute"}']
+    wish = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor(6) as pool:
+        prompts = [f"Write about the number {number}." for number in range(6)]
+        answers = list(pool.map(lambda prompt: complete(real, prompt=prompt, **wish), prompts))
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [150] * 6
+    assert real.metrics()['preemptions_total{mode="recompute"}'] > before
+    until(real.is_idle, "idle")
