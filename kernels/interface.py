@@ -63,6 +63,7 @@ class Kernels(Protocol):
     """The primitive operations on a paged pool. `layer` is an index, 0 .. num_layers - 1."""
 
     name: str
+    dtype: torch.dtype
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool; its pages need not be touched until they are written."""
@@ -88,6 +89,34 @@ class Kernels(Protocol):
             scale: usually 1/sqrt(head_dim); passed explicitly.
         Returns: [num_tokens, heads, head_dim], dtype of queries.
         Source: Kwon et al. 2023, sections 4.1 and 5.1.
+        """
+
+    def add_rms_norm(
+        self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        """Add `delta` to `residual` in place, and return the root-mean-square norm of the sum.
+
+        Args:
+            residual: [num_tokens, hidden_size] float32, changed in place.
+            delta: [num_tokens, hidden_size], dtype of the back end; None adds nothing.
+            weight: [hidden_size] float32.
+        Returns: [num_tokens, hidden_size], dtype of the back end.
+        """
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(first half) * second half of each row: [num_tokens, 2 n] -> [num_tokens, n]."""
+
+    def rotate_and_write(
+        self, pool: Tensor, layer: int, qkv: Tensor, rotary: Tensor, batch: PackedBatch
+    ) -> Tensor:
+        """Turn queries and keys by their positions and store keys and values in the pool.
+
+        Args:
+            qkv: [num_tokens, (heads + 2 kv_heads) * head_dim]: queries, keys, values.
+            rotary: [num_tokens, head_dim] float32: head_dim/2 cosines, then head_dim/2 sines, of
+                each token's position; number i turns the pair (i, i + head_dim/2).
+            batch: its `slots` say where each token goes.
+        Returns: the queries, [num_tokens, heads, head_dim], dtype of qkv.
         """
 
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:

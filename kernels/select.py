@@ -1,0 +1,32 @@
+"""Which back end and which dtype a device gets."""
+
+import torch
+
+from kernels.cpu.backend import CpuKernels
+from kernels.cpu.features import has_fast_bf16
+from kernels.interface import Kernels
+from shared.errors import StartError
+
+CPU_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The fastest back end for `device` that is right for `dtype`.
+
+    Raises: StartError if there is none.
+    """
+    if device.type != "cpu":
+        raise StartError(f"device {device}: this version has kernels for the CPU only")
+    if dtype not in CPU_DTYPES:
+        raise StartError(
+            f"--dtype {str(dtype).removeprefix('torch.')}: the CPU computes in bfloat16 or "
+            "float32; choose one of them, or auto"
+        )
+    return CpuKernels(dtype)
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """What `--dtype auto` means: bfloat16 where the device computes in it, else float32."""
+    if device.type != "cpu" or has_fast_bf16():
+        return torch.bfloat16
+    return torch.float32

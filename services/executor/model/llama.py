@@ -1,0 +1,57 @@
+"""Llama, Mistral, Qwen2, SmolLM: one decoder over a paged cache."""
+
+import torch
+from torch import Tensor
+
+from kernels.interface import Kernels, PackedBatch, PoolSpec
+from services.executor.model.config import LlamaConfig
+from services.executor.model.layers import DecoderWeights, rotary_rows
+
+
+class Llama:
+    """A decoder of the Llama family. The residual stream is float32, whatever the dtype."""
+
+    def __init__(self, config: LlamaConfig, weights: DecoderWeights, kernels: Kernels) -> None:
+        self.shape = config.shape
+        self.eos_token_ids = config.eos_token_ids
+        self.kv_dtype = str(kernels.dtype).removeprefix("torch.")
+        self.block_bytes_per_token = self.shape.bytes_per_token(kernels.dtype.itemsize)
+        self._weights = weights
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        self._scale = config.head_dim**-0.5
+
+    def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
+        """A pool in the back end's layout; its memory is not touched before it is written."""
+        device = self._weights.embedding.device
+        return self._kernels.allocate_pool(
+            PoolSpec(self.shape, num_blocks, block_size, self._kernels.dtype, device)
+        )
+
+    @torch.inference_mode()
+    def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
+        """Write the batch's keys and values, attend, and return logits.
+
+        Returns: [num_logits, vocab_size] float32, one row per entry of `batch.logit_tokens`.
+        """
+        kernels, weights, eps = self._kernels, self._weights, self._eps
+        rotary = rotary_rows(batch.positions, weights.inverse_frequencies)
+        residual = torch.nn.functional.embedding(batch.token_ids, weights.embedding).float()
+        delta = None
+        last = len(weights.layers) - 1
+        for index, layer in enumerate(weights.layers):
+            hidden = kernels.add_rms_norm(residual, delta, layer.input_norm, eps)
+            queries = kernels.rotate_and_write(pool, index, layer.qkv(hidden), rotary, batch)
+            attended = kernels.paged_attention(pool, index, queries, batch, self._scale).flatten(1)
+            if index == last:  # from here on, only tokens whose logits are wanted
+                attended, residual = attended[batch.logit_tokens], residual[batch.logit_tokens]
+            delta = layer.output(attended)
+            hidden = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
+            delta = layer.down(kernels.silu_mul(layer.gate_up(hidden)))
+        hidden = kernels.add_rms_norm(residual, delta, weights.final_norm, eps)
+        return weights.head(hidden).float()
+
+    @torch.inference_mode()
+    def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+        """Copy whole blocks between pools or within one."""
+        self._kernels.copy_blocks(source, destination, pairs)
