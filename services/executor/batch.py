@@ -1,0 +1,112 @@
+"""A plan's rows as flat arrays, and those packed for a forward pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.interface import PackedBatch
+from shared.messages import Row
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """All rows of a plan, laid end to end; every number still as the scheduler sent it.
+
+    Attributes:
+        token_ids: [num_tokens] int64, PREVIOUS included.
+        row_starts: [num_rows + 1] int64, first token of each row; the last entry is num_tokens.
+        first_positions: [num_rows] int64.
+        blocks: [num_entries] int64, the block tables.
+        table_starts: [num_rows + 1] int64, first entry of each row's table.
+    """
+
+    token_ids: NDArray[np.int64]
+    row_starts: NDArray[np.int64]
+    first_positions: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    table_starts: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """[num_rows] tokens of each row."""
+        return np.diff(self.row_starts)
+
+    @property
+    def context_lengths(self) -> NDArray[np.int64]:
+        """[num_rows] tokens of each sequence after this step."""
+        return self.first_positions + self.num_tokens
+
+    @property
+    def row_of_token(self) -> NDArray[np.int64]:
+        """[num_tokens] the row each token belongs to."""
+        return np.repeat(np.arange(len(self.first_positions)), self.num_tokens)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """[num_tokens] place of each token in its sequence."""
+        offsets = self.first_positions - self.row_starts[:-1]
+        return np.arange(len(self.token_ids)) + np.repeat(offsets, self.num_tokens)
+
+    def slots(self, block_size: int) -> NDArray[np.int64]:
+        """[num_tokens] where each token is written; every table must cover its positions."""
+        positions = self.positions
+        entries = np.repeat(self.table_starts[:-1], self.num_tokens) + positions // block_size
+        slots: NDArray[np.int64] = self.blocks[entries] * block_size + positions % block_size
+        return slots
+
+
+def flatten(rows: Sequence[Row]) -> FlatRows:
+    """Lay the rows end to end. Raises: OverflowError if a number is beyond 64 bits."""
+    row_starts = _starts([len(row.token_ids) for row in rows])
+    table_starts = _starts([len(row.block_table) for row in rows])
+    return FlatRows(
+        token_ids=_joined([row.token_ids for row in rows], int(row_starts[-1])),
+        row_starts=row_starts,
+        first_positions=np.array([row.first_position for row in rows], np.int64),
+        blocks=_joined([row.block_table for row in rows], int(table_starts[-1])),
+        table_starts=table_starts,
+    )
+
+
+def pack(
+    flat: FlatRows,
+    token_ids: NDArray[np.int64],
+    sampling_rows: NDArray[np.int64],
+    block_size: int,
+) -> PackedBatch:
+    """The batch of a checked plan.
+
+    Args:
+        flat: the rows, each table covering its row's positions.
+        token_ids: [num_tokens], PREVIOUS resolved.
+        sampling_rows: [num_logits] the rows whose last token's logits are wanted.
+        block_size: tokens a block.
+    """
+    lengths = flat.context_lengths
+    needed = -(-lengths // block_size)
+    width = int(needed.max(initial=0))
+    columns = np.arange(width)
+    filled = columns < needed[:, None]
+    tables = np.zeros((len(lengths), width), np.int32)
+    tables[filled] = flat.blocks[(flat.table_starts[:-1, None] + columns)[filled]]
+    return PackedBatch(
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(flat.positions.astype(np.int32)),
+        slots=torch.from_numpy(flat.slots(block_size)),
+        row_starts=torch.from_numpy(flat.row_starts.astype(np.int32)),
+        context_lengths=torch.from_numpy(lengths.astype(np.int32)),
+        block_tables=torch.from_numpy(tables),
+        logit_tokens=torch.from_numpy(flat.row_starts[1:][sampling_rows] - 1),
+    )
+
+
+def _starts(lengths: list[int]) -> NDArray[np.int64]:
+    return np.array(list(accumulate(lengths, initial=0)), np.int64)
+
+
+def _joined(parts: list[tuple[int, ...]], count: int) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(parts), np.int64, count)

@@ -1,0 +1,229 @@
+"""Every plan is checked before anything of it runs: a bad one is a `StepFailed`, not a crash.
+
+The scheduler is ours, but a bug in it must not become a write into somebody else's block. So this
+module trusts nothing: what passes here cannot make native code read or write out of bounds, and
+cannot mix up two sequences.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.batch import FlatRows, flatten
+from shared.errors import RequestError, SplitflapError
+from shared.ids import SequenceId
+from shared.messages import PREVIOUS, Row, Sample, StepPlan
+from shared.sampling import INT64, DrawParams, SamplingParams, check_sampling
+
+_ANY_VOCAB: Final = 1  # drawing parameters alone name no token
+
+
+class BadPlan(SplitflapError):
+    """The scheduler sent a plan that must not run; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What a plan has to respect."""
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """What the executor remembers of the last plan it ran: its number, and what it drew.
+
+    `tokens` holds each sequence's token, or None if its row failed.
+    """
+
+    step_id: int
+    tokens: dict[SequenceId, int | None] = field(default_factory=dict)
+
+
+def check_plan(plan: StepPlan, limits: PlanLimits, last: LastStep | None) -> FlatRows:
+    """The rows of `plan` as flat arrays, if every law holds that can be seen from here.
+
+    Raises: BadPlan.
+    """
+    if last is not None and plan.step_id <= last.step_id:
+        raise BadPlan(f"step {plan.step_id} comes after step {last.step_id}; ids must grow")
+    _check_moves(plan, limits)
+    try:
+        flat = flatten(plan.rows)
+    except OverflowError as error:
+        raise BadPlan(f"a number in a row is beyond 64 bits ({error})") from error
+    _check_sequences(plan.rows)
+    _check_places(plan.rows, flat, limits)
+    _check_tables(plan.rows, flat, limits)
+    _check_tokens(plan, flat, limits, last)
+    for row in plan.rows:
+        if row.prompt_logprobs is not None:
+            raise BadPlan(f"{_name(row)}: prompt_logprobs is not supported yet")
+        for sample in row.samples:
+            _check_sample(row, sample, limits.vocab_size)
+    return flat
+
+
+# --------------------------------------------------------------------------- moves and copies
+
+
+def _check_moves(plan: StepPlan, limits: PlanLimits) -> None:
+    gpu, cpu = ("gpu", limits.num_gpu_blocks), ("cpu", limits.num_cpu_blocks)
+    for name, moves, source, destination in (
+        ("swap_out", plan.swap_out, gpu, cpu),
+        ("swap_in", plan.swap_in, cpu, gpu),
+        ("copies", plan.copies, gpu, gpu),
+    ):
+        _check_in_pool(name, "source", (move.source for move in moves), *source)
+        _check_in_pool(name, "destination", (move.destination for move in moves), *destination)
+        _refuse_repeats(f"{name}: destination twice", [move.destination for move in moves])
+    sources = {move.source for move in plan.copies}
+    destinations = {move.destination for move in plan.copies}
+    _refuse_common("copies: both source and destination", sources, destinations)
+    # Parts run in their order, so these would read or keep what the part before overwrote.
+    written_by_swap_in = {move.destination for move in plan.swap_in}
+    _refuse_common("swap_in and copies: destination twice", written_by_swap_in, destinations)
+    _refuse_common(
+        "swap_out, then swap_in: destination is source",
+        {move.destination for move in plan.swap_out},
+        {move.source for move in plan.swap_in},
+    )
+
+
+def _check_in_pool(name: str, end: str, blocks: Iterable[int], pool: str, num_blocks: int) -> None:
+    for block in blocks:
+        if not 0 <= block < num_blocks:
+            raise BadPlan(f"{name}: {end} {block} is not in the {pool} pool of {num_blocks} blocks")
+
+
+def _refuse_repeats(what: str, numbers: Sequence[int]) -> None:
+    if len(set(numbers)) < len(numbers):
+        raise BadPlan(f"{what}: {Counter(numbers).most_common(1)[0][0]}")
+
+
+def _refuse_common(what: str, left: AbstractSet[int], right: AbstractSet[int]) -> None:
+    common = left & right
+    if common:
+        raise BadPlan(f"{what}: block {min(common)}")
+
+
+# --------------------------------------------------------------------------- rows
+
+
+def _name(row: Row) -> str:
+    return f"row of sequence {row.sequence_id}"
+
+
+def _refuse_first(
+    wrong: NDArray[np.bool_], rows: Sequence[Row], of_row: NDArray[np.int64], reason: str
+) -> None:
+    """Raise BadPlan naming the first row one of whose items is wrong; `of_row` maps item to row."""
+    if wrong.any():
+        raise BadPlan(f"{_name(rows[of_row[int(wrong.argmax())]])}: {reason}")
+
+
+def _check_sequences(rows: Sequence[Row]) -> None:
+    _refuse_repeats("a sequence has two rows", [row.sequence_id for row in rows])
+    _refuse_repeats(
+        "a sequence has two samples",
+        [sample.sequence_id for row in rows for sample in row.samples],
+    )
+
+
+def _check_places(rows: Sequence[Row], flat: FlatRows, limits: PlanLimits) -> None:
+    every = np.arange(len(rows))
+    first, longest = flat.first_positions, limits.max_model_len
+    _refuse_first(flat.num_tokens == 0, rows, every, "no tokens")
+    _refuse_first(
+        (first < 0) | (first >= longest), rows, every, f"first position not in 0..{longest - 1}"
+    )
+    lengths = flat.context_lengths
+    _refuse_first(lengths > longest, rows, every, f"longer than max_model_len {longest}")
+    covered = np.diff(flat.table_starts) * limits.block_size
+    _refuse_first(covered < lengths, rows, every, "its block table does not cover its tokens")
+
+
+def _check_tables(rows: Sequence[Row], flat: FlatRows, limits: PlanLimits) -> None:
+    row_of_entry = np.repeat(np.arange(len(rows)), np.diff(flat.table_starts))
+    outside = (flat.blocks < 0) | (flat.blocks >= limits.num_gpu_blocks)
+    _refuse_first(
+        outside, rows, row_of_entry, f"a block is not in the pool of {limits.num_gpu_blocks} blocks"
+    )
+    # A block that is written may be in one table, and there once: copy-on-write saw to the rest.
+    uses = np.bincount(flat.blocks, minlength=limits.num_gpu_blocks)
+    written = flat.slots(limits.block_size) // limits.block_size
+    _refuse_first(
+        uses[written] > 1, rows, flat.row_of_token, "it writes into a block that is in use twice"
+    )
+
+
+def _check_tokens(
+    plan: StepPlan, flat: FlatRows, limits: PlanLimits, last: LastStep | None
+) -> None:
+    is_previous = flat.token_ids == PREVIOUS
+    known = (flat.token_ids >= 0) & (flat.token_ids < limits.vocab_size)
+    vocabulary = f"0..{limits.vocab_size - 1}"
+    _refuse_first(
+        ~known & ~is_previous,
+        plan.rows,
+        flat.row_of_token,
+        f"a token id is not in the vocabulary {vocabulary}",
+    )
+    is_previous[flat.row_starts[1:] - 1] = False
+    _refuse_first(is_previous, plan.rows, flat.row_of_token, "PREVIOUS is not its last token")
+    for row in plan.rows:
+        if row.token_ids[-1] != PREVIOUS:
+            continue
+        if last is None or last.step_id != plan.step_id - 1:
+            ran = "none" if last is None else f"step {last.step_id}"
+            raise BadPlan(
+                f"{_name(row)}: PREVIOUS means step {plan.step_id - 1}, the last to run is {ran}"
+            )
+        if row.sequence_id not in last.tokens:
+            raise BadPlan(f"{_name(row)}: PREVIOUS, but step {last.step_id} drew nothing for it")
+
+
+# --------------------------------------------------------------------------- samples
+
+
+def _check_sample(row: Row, sample: Sample, vocab_size: int) -> None:
+    where = f"{_name(row)}, sample of sequence {sample.sequence_id}"
+    if sample.num_top:
+        _refuse(where, "num_top is not supported yet")
+    if sample.history or sample.num_prompt:
+        _refuse(where, "history is not supported yet")
+    if sample.draw is None:
+        _refuse(where, "it asks for nothing")
+    if sample.seed not in INT64:
+        _refuse(where, f"seed {sample.seed} is beyond 64 bits")
+    if not 0 <= sample.index < 2**63:
+        _refuse(where, f"index {sample.index} is negative or beyond 64 bits")
+    for token_id in sample.banned_ids:
+        if not 0 <= token_id < vocab_size:
+            _refuse(where, f"banned id {token_id} is not in the vocabulary 0..{vocab_size - 1}")
+    wrong = _wrong_with(sample.draw)
+    if wrong:
+        _refuse(where, wrong)
+
+
+@lru_cache(maxsize=1024)
+def _wrong_with(draw: DrawParams) -> str | None:
+    try:
+        check_sampling(SamplingParams(draw=draw), _ANY_VOCAB)
+    except RequestError as error:
+        return error.message
+    return None
+
+
+def _refuse(where: str, reason: str) -> NoReturn:
+    raise BadPlan(f"{where}: {reason}")
