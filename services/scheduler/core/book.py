@@ -1,0 +1,74 @@
+"""Every request the scheduler knows, in the line its status puts it in."""
+
+from collections.abc import Iterator
+
+from services.scheduler.core.events import Gateway
+from services.scheduler.core.lifecycle import Change, Status
+from services.scheduler.core.line import Line
+from services.scheduler.core.policies.order import Order
+from services.scheduler.core.request import Request
+from shared.errors import InvariantBroken
+from shared.ids import RequestId
+
+
+class Book:
+    """Requests by id, and one line for each status that is not the end."""
+
+    def __init__(self, order: Order) -> None:
+        self._requests: dict[RequestId, Request] = {}
+        self._lines: dict[Status, Line] = {
+            status: Line(order) for status in Status if status is not Status.FINISHED
+        }
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    @property
+    def waiting(self) -> Line:
+        """Who holds no block and wants some."""
+        return self._lines[Status.WAITING]
+
+    @property
+    def running(self) -> Line:
+        """Who takes part in the steps."""
+        return self._lines[Status.RUNNING]
+
+    def line(self, status: Status) -> Line:
+        """The requests of one status that is not the end."""
+        return self._lines[status]
+
+    def get(self, request_id: RequestId) -> Request | None:
+        """The request of that id, finished or not."""
+        return self._requests.get(request_id)
+
+    def of_gateway(self, gateway: Gateway) -> list[Request]:
+        """The requests whose tokens go to this gateway, in the order they came."""
+        return [request for request in self if request.gateway == gateway]
+
+    def finished(self) -> list[Request]:
+        """Those whose log is kept for a gateway that may miss something."""
+        return [request for request in self if request.status is Status.FINISHED]
+
+    def add(self, request: Request) -> None:
+        """A new request, waiting. Raises: InvariantBroken if its id is known."""
+        if request.request_id in self._requests:
+            raise InvariantBroken(f"{request.request_id} is in the book already")
+        self._lines[request.status].add(request)
+        self._requests[request.request_id] = request
+
+    def change(self, request: Request, change: Change) -> None:
+        """Take a step of the lifecycle, and change lines. An illegal one changes nothing."""
+        before = request.status
+        request.change(change)
+        self._lines[before].remove(request)
+        if request.status is not Status.FINISHED:
+            self._lines[request.status].add(request)
+
+    def forget(self, request: Request) -> None:
+        """Drop a finished request and its token log. Raises: InvariantBroken if it still lives."""
+        if request.status is not Status.FINISHED:
+            raise InvariantBroken(f"{request.request_id} is {request.status}, not finished")
+        del self._requests[request.request_id]

@@ -1,0 +1,41 @@
+"""What happened so far, as numbers that only grow. Gauges are never counted: see machine.py."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from shared.errors import ErrorCode
+from shared.messages import PreemptionMode
+from shared.sampling import FinishReason
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals of one scheduler life.
+
+    Attributes:
+        requests_finished: by the reason of their last sequence; ABORT is a client that went away.
+        prompt_tokens: of prompts computed to their end, each once however often it was recomputed.
+        computed_tokens: places assigned by plans sent, recomputed ones included.
+        results_dropped: step results of no plan in flight.
+        resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
+    """
+
+    requests_accepted: int = 0
+    requests_refused: Counter[ErrorCode] = field(default_factory=Counter)
+    requests_finished: Counter[FinishReason] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    computed_tokens: int = 0
+    preemptions: Counter[PreemptionMode] = field(default_factory=Counter)
+    plans_sent: int = 0
+    plans_finished: int = 0
+    plans_refused: int = 0
+    plans_lost: int = 0
+    row_errors: int = 0
+    results_dropped: int = 0
+    executor_losses: int = 0
+    resent_runs: int = 0
+
+    def tokens(self) -> tuple[int, int]:
+        """(prompt tokens, generated tokens) so far: two of them make a throughput."""
+        return self.prompt_tokens, self.generation_tokens

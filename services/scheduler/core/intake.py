@@ -1,0 +1,92 @@
+"""What is refused at the door: wishes out of range, and requests that can never be served."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.errors import InvalidField, NeverFits, PromptTooLong, Unsupported
+from shared.geometry import blocks_in
+from shared.ids import Ids
+from shared.messages import ExecutorReady, Submit
+from shared.sampling import check_sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model and the pool of the present executor can take."""
+
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    eos_token_ids: Ids
+
+    @classmethod
+    def of(cls, ready: ExecutorReady) -> "Limits":
+        """The limits of the executor that says this."""
+        return cls(
+            ready.shape.vocab_size,
+            ready.max_model_len,
+            ready.block_size,
+            ready.num_gpu_blocks,
+            ready.eos_token_ids,
+        )
+
+
+def check_submit(submit: Submit, limits: Limits) -> int:
+    """How many tokens this request may generate.
+
+    Raises: InvalidField, Unsupported, PromptTooLong or NeverFits, naming the field.
+    """
+    _check_not_yet(submit)
+    check_sampling(submit.sampling, limits.vocab_size)
+    if not math.isfinite(submit.age_s) or submit.age_s < 0:
+        raise InvalidField("age_s", f"must be a finite number of seconds, not {submit.age_s}")
+    if not submit.prompt:
+        raise InvalidField("prompt", "is empty; send at least one token")
+    check_vocabulary("prompt", submit.prompt, limits.vocab_size)
+    if len(submit.generated) > submit.sampling.n:
+        raise InvalidField(
+            "generated", f"has {len(submit.generated)} sequences, at most n = {submit.sampling.n}"
+        )
+    for generated in submit.generated:
+        check_vocabulary("generated", generated.token_ids, limits.vocab_size)
+    return _most_tokens(len(submit.prompt), submit.sampling.max_tokens, limits)
+
+
+def _check_not_yet(submit: Submit) -> None:
+    if submit.priority:
+        raise Unsupported("priority")
+    if submit.cache_salt:
+        raise Unsupported("cache_salt")
+    if submit.deadline_s is not None:
+        raise Unsupported("deadline_s")
+
+
+def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises: InvalidField, naming the first token id that the model does not know."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidField(
+                field, f"token id {token_id} is not in the vocabulary (0..{vocab_size - 1})"
+            )
+
+
+def _most_tokens(num_prompt: int, max_tokens: int | None, limits: Limits) -> int:
+    """The last token generated is never computed, so it needs no place in the pool."""
+    if num_prompt >= limits.max_model_len:
+        raise PromptTooLong(num_prompt, limits.max_model_len)
+    if max_tokens == 0:
+        return 0
+    places = limits.num_blocks * limits.block_size
+    if max_tokens is None:
+        if num_prompt > places:
+            need = blocks_in(num_prompt, limits.block_size)
+            raise NeverFits(need, limits.num_blocks, limits.block_size)
+        return min(limits.max_model_len - num_prompt, places - num_prompt + 1)
+    if num_prompt + max_tokens > limits.max_model_len:
+        raise PromptTooLong(num_prompt, limits.max_model_len, max_tokens)
+    if num_prompt + max_tokens - 1 > places:
+        need = blocks_in(num_prompt + max_tokens - 1, limits.block_size)
+        raise NeverFits(need, limits.num_blocks, limits.block_size)
+    return max_tokens

@@ -1,0 +1,56 @@
+"""Where the places of a KV pool are: the four parts of figure 2 of the paper, and what is free."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.scheduler.core.kv.pool import BlockPool
+from services.scheduler.core.kv.table import BlockTable
+from shared.ids import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class KVUsage:
+    """A pool at one moment. tokens + reserved + internal + external + free places = all places.
+
+    Attributes:
+        tokens: places that hold a token (a shared block counts once).
+        reserved: empty places set aside for tokens that will come.
+        internal: empty places inside handed-out blocks that nobody else can use.
+        external: free places that cannot be handed out because of where they lie.
+    """
+
+    block_size: int
+    num_blocks: int
+    num_free: int
+    num_shared: int
+    tokens: int
+    reserved: int = 0
+    internal: int = 0
+    external: int = 0
+
+    @property
+    def num_used(self) -> int:
+        """Blocks some table points to."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def used_share(self) -> float:
+        """Used blocks as a share of all, 0 to 1."""
+        return self.num_used / self.num_blocks if self.num_blocks else 0.0
+
+
+def paged_usage(pool: BlockPool, tables: Iterable[BlockTable], block_size: int) -> KVUsage:
+    """The usage of a paged pool: nothing is reserved, and no free block is out of reach."""
+    filled: dict[BlockId, int] = {}
+    for table in tables:
+        for block_id, num_filled in table.entries():
+            filled[block_id] = max(num_filled, filled.get(block_id, 0))
+    tokens = sum(filled.values())
+    return KVUsage(
+        block_size=block_size,
+        num_blocks=pool.num_blocks,
+        num_free=len(pool.free_blocks),
+        num_shared=sum(pool.ref_count(block_id) > 1 for block_id in filled),
+        tokens=tokens,
+        internal=len(filled) * block_size - tokens,
+    )

@@ -1,0 +1,203 @@
+"""The scheduler's mind: one event in, commands out. No clock, no dice, no IO.
+
+The same events always give the same commands (law 7); so the real loop, the tests and a simulator
+can drive the same machine. Gateways are answered in desk.py; this file is time and the executor.
+"""
+
+from services.scheduler.core.book import Book
+from services.scheduler.core.commands import Command, RunStep
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.counters import Counters
+from services.scheduler.core.desk import Desk
+from services.scheduler.core.endings import Endings
+from services.scheduler.core.events import (
+    AttachRequested,
+    CancelRequested,
+    Event,
+    ExecutorJoined,
+    ExecutorLost,
+    GatewayLost,
+    RequestArrived,
+    RequestDone,
+    StepFinished,
+    StepRefused,
+    StreamsListed,
+    Tick,
+)
+from services.scheduler.core.flight import SentRow
+from services.scheduler.core.intake import Limits
+from services.scheduler.core.kv.usage import KVUsage
+from services.scheduler.core.lifecycle import Status
+from services.scheduler.core.policies.order import Fcfs
+from services.scheduler.core.request import Finish
+from services.scheduler.core.steps import MakeAllocator, Steps, paged
+from services.scheduler.core.streams import Outbox, Streams
+from shared.errors import InvariantBroken
+from shared.messages import ExecutorReady, StepFailed, StepResult
+from shared.sampling import FinishReason
+
+__all__ = ["Scheduler", "SchedulerConfig"]
+
+MOST_LOSSES = 3  # a request in this many lost plans in a row is taken for their cause
+
+
+class Scheduler:
+    """Waiting and running requests, their blocks, and the plans in flight.
+
+    Read `counters`, the `num_...` gauges and `usage()` for metrics; gauges are derived when asked
+    (law 8). `book` and `steps` are for laws.py; change nothing through them.
+    """
+
+    def __init__(self, config: SchedulerConfig, make_allocator: MakeAllocator = paged) -> None:
+        self.config = config
+        self.counters = Counters()
+        self.book = Book(Fcfs())
+        self.steps = Steps(config, self.book, self.counters, make_allocator)
+        self._outbox = Outbox()
+        streams = Streams(self._outbox, self.counters)
+        self._endings = Endings(self.book, self.steps, streams, self.counters)
+        self._streams = streams
+        self._desk = Desk(self.book, self._endings, streams, self._outbox, self.counters)
+        self._limits: Limits | None = None
+
+    # ----------------------------------------------------------------- what others read
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in the steps."""
+        return len(self.book.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks, or for a model to be known."""
+        return len(self.book.waiting) + self._desk.num_unchecked
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose blocks are in the CPU pool."""
+        return len(self.book.line(Status.SWAPPED))
+
+    @property
+    def num_finished_kept(self) -> int:
+        """Finished requests whose log is kept until their gateway is done with them."""
+        return len(self.book.finished())
+
+    def usage(self) -> KVUsage:
+        """Where the places of the KV pool are."""
+        return self.steps.usage()
+
+    # ----------------------------------------------------------------- the one way in
+
+    def handle(self, event: Event) -> list[Command]:
+        """Everything that follows from `event`, in the order to be carried out.
+
+        The next plan comes first: the executor is what everybody waits for. Raises: InvariantBroken
+        for a bug of ours; after it this object may not be used.
+        """
+        self._take(event)
+        sent = self.steps.next_plan()
+        plans: list[Command] = [RunStep(sent.plan)] if sent is not None else []
+        return plans + self._outbox.drain()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case RequestArrived():
+                self._desk.arrived(event)
+            case CancelRequested():
+                self._desk.cancelled(event)
+            case AttachRequested():
+                self._desk.attached(event)
+            case RequestDone():
+                self._desk.done(event)
+            case StreamsListed():
+                self._desk.listed(event)
+            case GatewayLost():
+                self._desk.lost(event)
+            case ExecutorJoined(at, ready):
+                self._executor_joined(at, ready)
+            case ExecutorLost(at):
+                self._executor_lost(at)
+            case StepFinished(at, result):
+                self._step_finished(at, result)
+            case StepRefused(at, failed):
+                self._step_refused(at, failed)
+            case Tick(at):
+                self._drop_old_logs(at)
+
+    # ----------------------------------------------------------------- the executor
+
+    def _executor_joined(self, at: float, ready: ExecutorReady) -> None:
+        self._executor_lost(at)  # the one before, if nobody told us that it left
+        self._limits = Limits.of(ready)
+        self.steps.join(ready)
+        self._desk.opened(self._limits, at)
+
+    def _executor_lost(self, at: float) -> None:
+        if not self.steps.is_joined:
+            return
+        for request in self.steps.lose():
+            request.num_losses += 1
+            if request.num_losses >= MOST_LOSSES:
+                error = f"the executor was lost {MOST_LOSSES} times in a row at this request"
+                self._endings.end_all(request, Finish(FinishReason.ERROR, error=error), at)
+
+    def _step_finished(self, at: float, result: StepResult) -> None:
+        sent = self.steps.land(result.boot, result.step_id)
+        if sent is None:
+            return
+        self.counters.plans_finished += 1
+        failed = {error.sequence_id: error.message for error in result.row_errors}
+        self.counters.row_errors += len(failed)
+        drawn = {sampled.sequence_id: sampled.token_id for sampled in result.sampled}
+        endings = []
+        for sequence_id, row in sent.rows.items():
+            if row.sequence.finish is not None:
+                continue  # it ended while the plan ran; what was drawn is not wanted
+            error = failed.get(sequence_id)
+            if error is None and row.does_sample:
+                error = self._grow(row, drawn.get(sequence_id))
+            if error is not None:
+                endings.append((row, Finish(FinishReason.ERROR, error=error)))
+            elif finish := self._endings.due(row.request, row.sequence):
+                endings.append((row, finish))
+        for row, finish in endings:  # after all tokens: one message of them for each gateway
+            if finish.error is not None:
+                self._endings.end_all(row.request, finish, at)
+            else:
+                self._endings.end(row.request, row.sequence, finish, at)
+
+    def _grow(self, row: SentRow, token_id: int | None) -> str | None:
+        """One more token for a sequence. Returns: what is wrong with it, if anything is."""
+        request, sequence = row.request, row.sequence
+        if self._limits is None:
+            raise InvariantBroken("a plan was in flight before any model was known")
+        if token_id is None:
+            return "the executor drew no token for it"
+        if not 0 <= token_id < self._limits.vocab_size:
+            return f"the executor drew token id {token_id} of {self._limits.vocab_size}"
+        sequence.generated.append(token_id)
+        self.counters.generation_tokens += 1
+        request.num_losses = 0
+        if not request.was_prompt_counted:
+            request.was_prompt_counted = True
+            self.counters.prompt_tokens += len(request.submit.prompt)
+        self._streams.grew(request, sequence)
+        return None
+
+    def _step_refused(self, at: float, failed: StepFailed) -> None:
+        """Nothing of that plan may be relied on, so its requests end; the others live."""
+        sent = self.steps.land(failed.boot, failed.step_id)
+        if sent is None:
+            return
+        self.counters.plans_refused += 1
+        finish = Finish(FinishReason.ERROR, error=f"the executor gave up: {failed.message}")
+        for request in sent.requests:
+            if request.is_live:
+                self._endings.end_all(request, finish, at)
+
+    # ----------------------------------------------------------------- time
+
+    def _drop_old_logs(self, at: float) -> None:
+        for request in self.book.finished():
+            if at - request.last_heard > self.config.stream_ttl_s:
+                self._endings.forget(request, at)

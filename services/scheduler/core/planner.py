@@ -1,0 +1,204 @@
+"""What the next step computes: who goes on, who gives way, who starts.
+
+One round of planning walks the running requests in their order, oldest first, and hands out places
+for what each may compute. When no block is free the latest running request gives way; its blocks
+settle, so nobody gets them in the same round (law 9), and who asked sits this round out. It is only
+when everybody went on that waiting requests start. A round in which nobody got anything but
+somebody gave way is no plan: the blocks settle and the walk begins again.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.scheduler.core.book import Book
+from services.scheduler.core.counters import Counters
+from services.scheduler.core.flight import SentPlan, SentRow
+from services.scheduler.core.kv.allocator import Allocator
+from services.scheduler.core.lifecycle import Change, Status
+from services.scheduler.core.policies.batching import Batching, Shares
+from services.scheduler.core.policies.preemption import Preemption, Victim
+from services.scheduler.core.request import Request, Sequence
+from shared import messages
+from shared.errors import InvariantBroken
+from shared.geometry import blocks_in
+from shared.ids import Boot, SequenceId
+from shared.messages import Move, PreemptionMode, Row, StepPlan
+
+ALONE_AFTER_LOSSES: Final = 2  # then a request shares its steps with nobody: it may be the cause
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one walk gives. `owed` settling blocks are spoken for by those who sit it out."""
+
+    shares: Shares
+    decodes: list[Row] = field(default_factory=list)
+    prompts: list[Row] = field(default_factory=list)
+    copies: list[Move] = field(default_factory=list)
+    sent: dict[SequenceId, SentRow] = field(default_factory=dict)
+    owed: int = 0
+
+
+class Planner:
+    """Makes plans for one executor life. It alone changes tables while a plan is made."""
+
+    def __init__(
+        self,
+        *,
+        boot: Boot,
+        book: Book,
+        allocator: Allocator,
+        batching: Batching,
+        victim: Victim,
+        preemption: Preemption,
+        counters: Counters,
+        max_running: int,
+        watermark: float,
+    ) -> None:
+        """`watermark` is the share of the pool that a start leaves free for those who go on."""
+        self._boot = boot
+        self._book = book
+        self._allocator = allocator
+        self._batching = batching
+        self._victim = victim
+        self._preemption = preemption
+        self._counters = counters
+        self._max_running = min(max_running, batching.max_running)
+        self._watermark_blocks = int(watermark * allocator.pool.num_blocks)
+        self._gave_way: list[messages.Preemption] = []
+
+    def plan(self, step_id: int) -> SentPlan | None:
+        """The next plan, or None when nobody can go on."""
+        self._allocator.pool.settle()
+        while True:
+            before = len(self._gave_way)
+            draft = self._walk()
+            self._allocator.pool.settle()
+            if draft.sent or len(self._gave_way) == before:
+                break
+        if not draft.sent:
+            return None
+        plan = StepPlan(
+            self._boot,
+            step_id,
+            rows=(*draft.decodes, *draft.prompts),
+            preemptions=tuple(self._gave_way),
+            copies=tuple(draft.copies),
+        )
+        self._gave_way.clear()
+        return SentPlan(plan, draft.sent)
+
+    def _walk(self) -> _Round:
+        running = [seq for request in self._book.running for seq in request.live_sequences]
+        draft = _Round(self._batching.open(running))
+        self._go_on(draft)
+        if not self._gave_way:
+            self._start_waiting(draft)
+        return draft
+
+    # ----------------------------------------------------------------- those who run
+
+    def _go_on(self, draft: _Round) -> None:
+        """Oldest first, so whoever gives way comes later in the walk and has no row yet."""
+        for request in list(self._book.running):
+            if request.status is not Status.RUNNING:
+                continue  # it gave way to one before it
+            for sequence in request.live_sequences:
+                granted = draft.shares.grant(sequence)
+                placed = self._place(draft, request, sequence, granted) if granted else 0
+                if placed < granted:
+                    draft.shares.give_back(granted - placed)
+                if granted and not placed and not self._is_block_coming(draft, request):
+                    break
+
+    def _is_block_coming(self, draft: _Round, asker: Request) -> bool:
+        """Whether a settling block is kept for `asker`; False if it gave way itself."""
+        pool = self._allocator.pool
+        while pool.num_settling <= draft.owed:
+            victim = self._victim.of(self._book.running)
+            if victim is asker and len(self._book.running) == 1:
+                raise InvariantBroken(
+                    f"{asker.request_id} runs alone and finds no block: {pool.num_blocks} in all, "
+                    f"{len(pool.free_blocks)} free"
+                )
+            self._preempt(victim)
+            if victim is asker:
+                return False
+        draft.owed += 1
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        mode = self._preemption.mode(victim)
+        if mode is not PreemptionMode.RECOMPUTE:
+            raise InvariantBroken(f"preemption by {mode} is not built yet")
+        for sequence in victim.live_sequences:
+            if sequence.table is not None:
+                self._allocator.free(sequence.table)
+                sequence.table = None
+            self._gave_way.append(messages.Preemption(sequence.sequence_id, mode))
+        self._book.change(victim, Change.RECOMPUTE)
+        self._counters.preemptions[mode] += 1
+
+    # ----------------------------------------------------------------- those who wait
+
+    def _start_waiting(self, draft: _Round) -> None:
+        """First come, first served: the first who does not fit holds up those behind it."""
+        book = self._book
+        if not book.waiting or any(r.num_losses >= ALONE_AFTER_LOSSES for r in book.running):
+            return
+        promised = sum(
+            self._blocks_to_come(sequence)
+            for request in book.running
+            for sequence in request.live_sequences
+        )
+        while book.waiting and draft.shares.left and len(book.running) < self._max_running:
+            request = book.waiting.first
+            need = sum(self._blocks_to_come(sequence) for sequence in request.live_sequences)
+            is_suspect = request.num_losses >= ALONE_AFTER_LOSSES
+            spare = self._watermark_blocks if book.running else 0
+            if self._allocator.pool.num_available - promised - need < spare:
+                return
+            if is_suspect and book.running:
+                return
+            book.change(request, Change.START)
+            for sequence in request.live_sequences:
+                sequence.table = self._allocator.start()
+                self._place(draft, request, sequence, draft.shares.grant_new(sequence))
+                promised += self._blocks_to_come(sequence)
+            if is_suspect:
+                return
+
+    def _blocks_to_come(self, sequence: Sequence) -> int:
+        """Blocks that the known tokens of a sequence need and that it does not have yet."""
+        held = len(sequence.table) if sequence.table is not None else 0
+        return blocks_in(sequence.num_tokens, self._allocator.block_size) - held
+
+    # ----------------------------------------------------------------- rows
+
+    def _place(self, draft: _Round, request: Request, sequence: Sequence, granted: int) -> int:
+        """Places for up to `granted` tokens, and a row that computes them. Returns how many."""
+        table = sequence.table
+        if table is None:
+            raise InvariantBroken(f"{request.request_id} runs without a block table")
+        first, is_decode = sequence.num_computed, sequence.num_to_compute == 1
+        num_placed, copies = self._allocator.append(table, granted)
+        if not num_placed:
+            return 0
+        last = first + num_placed
+        does_sample = last == sequence.num_tokens
+        row = Row(
+            sequence.sequence_id,
+            token_ids=sequence.token_ids(first, last),
+            first_position=first,
+            block_table=tuple(table.block_ids),
+            samples=request.decoding.asks(
+                sequence.sequence_id, sequence.index, len(sequence.generated)
+            )
+            if does_sample
+            else (),
+        )
+        (draft.decodes if is_decode else draft.prompts).append(row)
+        draft.copies += copies
+        draft.sent[sequence.sequence_id] = SentRow(request, sequence, does_sample)
+        self._counters.computed_tokens += num_placed
+        return num_placed

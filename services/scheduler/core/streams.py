@@ -1,0 +1,160 @@
+"""What gateways are told, and how what was lost on the way reaches them after all.
+
+Every sequence's tokens are kept until its gateway says `Done`. A message that is lost is never
+noticed here; the gateway's heartbeats show it. A stream is *stalled* when two heartbeats in a row
+show it at the same position although there was more to be had at the first of them already; then
+all after that position is sent again. Tokens that are merely on their way cost at most a repeat,
+which `TokenRun.start` shows for what it is.
+"""
+
+from services.scheduler.core.commands import Reply
+from services.scheduler.core.counters import Counters
+from services.scheduler.core.events import Gateway
+from services.scheduler.core.request import Listed, Request, Sequence
+from shared.errors import InvariantBroken
+from shared.ids import Ids
+from shared.messages import (
+    Accepted,
+    Attached,
+    AttachedSequence,
+    Finished,
+    SchedulerReply,
+    TokenRun,
+    Tokens,
+)
+
+
+class Outbox:
+    """Replies of one event, in order; runs of tokens for one gateway share a message."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Gateway, list[TokenRun]] = {}
+        self._replies: list[Reply] = []
+
+    def add_run(self, gateway: Gateway, run: TokenRun) -> None:
+        """Tokens; they leave before whatever is said next."""
+        self._runs.setdefault(gateway, []).append(run)
+
+    def say(self, gateway: Gateway, message: SchedulerReply) -> None:
+        """Any other message; all tokens added before come first."""
+        self._close_runs()
+        self._replies.append(Reply(gateway, message))
+
+    def drain(self) -> list[Reply]:
+        """Everything, once."""
+        self._close_runs()
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _close_runs(self) -> None:
+        for gateway, runs in self._runs.items():
+            self._replies.append(Reply(gateway, Tokens(tuple(runs))))
+        self._runs.clear()
+
+
+class Streams:
+    """Tells each request's gateway what happens to it."""
+
+    def __init__(self, outbox: Outbox, counters: Counters) -> None:
+        self._outbox = outbox
+        self._counters = counters
+
+    def accepted(self, request: Request) -> None:
+        """The request waits or runs."""
+        self._outbox.say(request.gateway, Accepted(request.request_id, request.max_tokens))
+
+    def grew(self, request: Request, sequence: Sequence) -> None:
+        """The sequence has one token more."""
+        self._send_run(request, sequence, len(sequence.generated) - 1)
+
+    def ended(self, request: Request, sequence: Sequence) -> None:
+        """The sequence has ended. Raises: InvariantBroken if it has not."""
+        if sequence.finish is None:
+            raise InvariantBroken(f"{request.request_id}:{sequence.index} has not ended")
+        self._outbox.say(
+            request.gateway,
+            Finished(
+                request.request_id,
+                sequence.index,
+                sequence.finish.reason,
+                length=len(sequence.generated),
+                usage=request.usage(),
+                stop_token_id=sequence.finish.stop_token_id,
+                error=sequence.finish.error,
+            ),
+        )
+
+    def attached(self, request: Request) -> None:
+        """Its new gateway gets all there is."""
+        self._outbox.say(
+            request.gateway,
+            Attached(
+                request.request_id,
+                request.submit.context,
+                request.submit.prompt,
+                sequences=tuple(
+                    AttachedSequence(
+                        tuple(sequence.generated),
+                        finish=sequence.finish.reason if sequence.finish else None,
+                        stop_token_id=sequence.finish.stop_token_id if sequence.finish else None,
+                    )
+                    for sequence in request.sequences
+                ),
+            ),
+        )
+        self.bring_up_to_date(
+            request, tuple(len(sequence.generated) for sequence in request.sequences)
+        )
+
+    def moved(self, request: Request, gateway: Gateway, at: float) -> None:
+        """From now on this gateway is told; whoever was told before is no longer heard."""
+        request.gateway = gateway
+        request.last_heard = at
+        request.listed = ()
+
+    def bring_up_to_date(self, request: Request, positions: Ids) -> None:
+        """Send what a gateway that holds `positions` tokens of each sequence misses."""
+        for sequence in request.sequences:
+            self._send_run(request, sequence, _position(positions, sequence))
+        for sequence in request.sequences:
+            if sequence.finish is not None:
+                self.ended(request, sequence)
+
+    def listed(self, request: Request, positions: Ids, at: float) -> None:
+        """Its gateway's heartbeat names it; what it misses is sent again if it is stalled."""
+        before = request.listed
+        request.last_heard = at
+        request.listed = tuple(
+            Listed(
+                _position(positions, sequence),
+                len(sequence.generated),
+                sequence.finish is not None,
+            )
+            for sequence in request.sequences
+        )
+        stalled = [
+            sequence
+            for sequence, then, now in zip(request.sequences, before, request.listed, strict=False)
+            if now.position == then.position
+            and (then.num_generated > then.position or then.is_finished)
+        ]
+        self._counters.resent_runs += len(stalled)
+        for sequence in stalled:
+            self._send_run(request, sequence, _position(positions, sequence))
+        for sequence in stalled:
+            if sequence.finish is not None:
+                self.ended(request, sequence)
+
+    def _send_run(self, request: Request, sequence: Sequence, start: int) -> None:
+        if start < len(sequence.generated):
+            self._outbox.add_run(
+                request.gateway,
+                TokenRun(
+                    request.request_id, sequence.index, start, tuple(sequence.generated[start:])
+                ),
+            )
+
+
+def _position(positions: Ids, sequence: Sequence) -> int:
+    """What a gateway says it holds of a sequence; 0 if it says nothing of it."""
+    return max(0, positions[sequence.index]) if sequence.index < len(positions) else 0

@@ -1,0 +1,364 @@
+"""A house for the scheduler's core: real events in, real commands out, every law after each.
+
+The executor here speaks the step protocol and keeps a store of (token, position) per place; its
+next token is a hash of everything the row's block table reaches. So a wrong block, a stale place or
+a missing token changes the answer, and `solo` says what the answer must be. Gateways here hold what
+they were told and fail on a gap.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from services.scheduler.core.commands import Reply, RunStep
+from services.scheduler.core.events import (
+    AttachRequested,
+    CancelRequested,
+    ExecutorJoined,
+    ExecutorLost,
+    Gateway,
+    GatewayLost,
+    RequestArrived,
+    RequestDone,
+    StepFinished,
+    StepRefused,
+    StreamsListed,
+    Tick,
+)
+from services.scheduler.core.kv.paged import PagedAllocator
+from services.scheduler.core.kv.pool import BlockPool
+from services.scheduler.core.laws import check_laws
+from services.scheduler.core.machine import Scheduler, SchedulerConfig
+from shared.geometry import ModelShape, blocks_in
+from shared.ids import Boot, RequestId
+from shared.messages import (
+    Accepted,
+    Attach,
+    Attached,
+    Cancel,
+    CancelReason,
+    ExecutorReady,
+    Finished,
+    GeneratedSequence,
+    Refused,
+    RowError,
+    Sampled,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    StreamPosition,
+    Submit,
+    Tokens,
+)
+from shared.sampling import FinishReason, SamplingParams
+
+VOCAB = 40
+EOS = 0
+BOOT = Boot(17)
+
+
+def next_token(context, seed, banned):
+    """What the toy says after `context`, a list of (token, position); eos about once in 40."""
+    for attempt in range(10_000):
+        story = repr((tuple(context), seed, attempt)).encode()
+        token_id = int.from_bytes(blake2b(story, digest_size=8).digest(), "little") % VOCAB
+        if token_id not in banned:
+            return token_id
+    raise AssertionError("everything is banned")
+
+
+def solo(prompt, sampling, max_tokens=None):
+    """(tokens, reason, stop token id) of a request that has the toy for itself, and no blocks."""
+    limit = sampling.max_tokens if max_tokens is None else max_tokens
+    tokens = list(prompt)
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    for count in range(1, limit + 1):
+        banned = stops if count <= sampling.min_tokens else ()
+        token_id = next_token([(t, p) for p, t in enumerate(tokens)], sampling.seed, banned)
+        tokens.append(token_id)
+        if token_id in stops:
+            return tuple(tokens[len(prompt) :]), FinishReason.STOP, token_id
+    return tuple(tokens[len(prompt) :]), FinishReason.LENGTH, None
+
+
+class ToyExecutor:
+    """One executor life: checks each plan like the real one, and runs it."""
+
+    def __init__(self, num_blocks, block_size):
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.store = {}
+
+    def run(self, plan, failing_rows=()):
+        sampled, errors, seen = [], [], set()
+        for move in plan.copies:
+            for offset in range(self.block_size):
+                self.store[move.destination, offset] = self.store.get((move.source, offset))
+        for row in plan.rows:
+            assert row.sequence_id not in seen, "a sequence has one row a plan"
+            seen.add(row.sequence_id)
+            last = row.first_position + len(row.token_ids)
+            assert row.token_ids
+            assert len(row.block_table) == blocks_in(last, self.block_size)
+            assert all(0 <= block_id < self.num_blocks for block_id in row.block_table)
+            assert all(0 <= token_id < VOCAB for token_id in row.token_ids)
+            for position, token_id in enumerate(row.token_ids, row.first_position):
+                self.store[self._place(row, position)] = (token_id, position)
+        for row in plan.rows:
+            if row.sequence_id in failing_rows:
+                errors.append(RowError(row.sequence_id, "logits are not numbers"))
+                continue
+            last = row.first_position + len(row.token_ids)
+            context = [self.store.get(self._place(row, position)) for position in range(last)]
+            for ask in row.samples:
+                token_id = next_token(context, ask.seed, ask.banned_ids)
+                sampled.append(Sampled(ask.sequence_id, token_id))
+        return StepResult(plan.boot, plan.step_id, tuple(sampled), tuple(errors))
+
+    def _place(self, row, position):
+        return row.block_table[position // self.block_size], position % self.block_size
+
+
+@dataclass
+class Stream:
+    """What one gateway knows of one request."""
+
+    tokens: list = field(default_factory=list)
+    max_tokens: int | None = None
+    finished: Finished | None = None
+    num_finished: int = 0
+    refused: Refused | None = None
+    attached: Attached | None = None
+
+
+class ToyGateway:
+    """Holds what it was told; `is_deaf` loses every message on the way."""
+
+    def __init__(self):
+        self.streams = defaultdict(Stream)
+        self.is_deaf = False
+        self.may_gap = False
+
+    def hear(self, message):
+        if self.is_deaf:
+            return
+        match message:
+            case Accepted(request_id, max_tokens):
+                self.streams[request_id].max_tokens = max_tokens
+            case Tokens(items):
+                for run in items:
+                    self._take(run)
+            case Finished(request_id):
+                stream = self.streams[request_id]
+                if message.length == len(stream.tokens):
+                    stream.finished = message
+                    stream.num_finished += 1
+                else:
+                    assert self.may_gap, "Finished came before its tokens"
+            case Refused(request_id):
+                self.streams[request_id].refused = message
+            case Attached(request_id):
+                stream = self.streams[request_id]
+                stream.attached = message
+                stream.tokens = list(message.sequences[0].token_ids)
+
+    def _take(self, run):
+        held = self.streams[run.request_id].tokens
+        assert run.token_ids
+        if run.start > len(held):
+            assert self.may_gap, f"a gap before {run}"
+            return
+        overlap = held[run.start : run.start + len(run.token_ids)]
+        assert overlap == list(run.token_ids[: len(overlap)]), "what was told has changed"
+        held += run.token_ids[len(overlap) :]
+
+
+class House:
+    """A scheduler, its gateways and its executor, driven by hand."""
+
+    def __init__(
+        self, num_blocks=16, block_size=4, *, free_order=None, max_model_len=256, join=True,
+        **config,
+    ):  # fmt: skip
+        def make_allocator(num_blocks, block_size):
+            return PagedAllocator(BlockPool(num_blocks, free_order), block_size)
+
+        self.core = Scheduler(SchedulerConfig(BOOT, **config), make_allocator)
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.max_model_len = max_model_len
+        self.now = 100.0
+        self.gateways = defaultdict(ToyGateway)
+        self.executor = None
+        self.in_flight: list[StepPlan] = []
+        self.plans: list[StepPlan] = []
+        self.commands = []
+        self.events = []
+        self.submits = {}
+        if join:
+            self.join()
+
+    # ------------------------------------------------------------------ events
+
+    def handle(self, event):
+        """Give the core an event; carry out what it says; check every law."""
+        self.events.append(event)
+        commands = self.core.handle(event)
+        self.commands = commands
+        told = [
+            command.gateway
+            for command in commands
+            if isinstance(command, Reply) and isinstance(command.message, Tokens)
+        ]
+        assert len(told) == len(set(told)), "one message of tokens for each gateway"
+        for command in commands:
+            match command:
+                case RunStep(plan):
+                    assert self.executor is not None, "a plan without an executor"
+                    assert plan.boot == BOOT
+                    assert not self.plans or plan.step_id == self.plans[-1].step_id + 1
+                    self.plans.append(plan)
+                    self.in_flight.append(plan)
+                case Reply(gateway, message):
+                    self.gateways[gateway].hear(message)
+        check_laws(self.core)
+        return commands
+
+    def later(self, seconds=0.001):
+        self.now += seconds
+        return self.now
+
+    def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,)):
+        self.num_blocks = num_blocks or self.num_blocks
+        self.block_size = block_size or self.block_size
+        self.executor = ToyExecutor(self.num_blocks, self.block_size)
+        self.in_flight = []
+        shape = ModelShape(1, 1, 1, 2, 2, vocab, self.max_model_len)
+        ready = ExecutorReady(
+            Boot(99), "toy", shape, self.block_size, self.num_blocks, 0, self.max_model_len, eos,
+            "int32",
+        )  # fmt: skip
+        return self.handle(ExecutorJoined(self.later(), ready))
+
+    def lose_executor(self):
+        self.executor, self.in_flight = None, []
+        return self.handle(ExecutorLost(self.later()))
+
+    def submit(
+        self, name, prompt=5, max_tokens=8, *, gateway="g", generated=(), finish=None, age_s=0.0,
+        context=b"", key_hash=b"", sampling=None, extra=None, **params,
+    ):  # fmt: skip
+        """`prompt` is a number of tokens (of the request's own) or the ids themselves."""
+        if isinstance(prompt, int):
+            prompt = tuple((ord(name[0]) * 7 + at * 3) % (VOCAB - 1) + 1 for at in range(prompt))
+        params = sampling or SamplingParams(**{"max_tokens": max_tokens, **params})
+        resumed = (GeneratedSequence(tuple(generated), finish),) if generated or finish else ()
+        submit = Submit(
+            RequestId(name), tuple(prompt), params, resumed, age_s=age_s, context=context,
+            key_hash=key_hash, **(extra or {}),
+        )  # fmt: skip
+        self.submits[name] = submit
+        self.gateways[_gateway(gateway)].streams[name].tokens = list(generated)
+        return self.handle(RequestArrived(self.later(), _gateway(gateway), submit))
+
+    def step(self, times=1, failing_rows=()):
+        """Run the plan in flight, and give the core its result."""
+        for _ in range(times):
+            plan = self.in_flight.pop(0)
+            result = self.executor.run(plan, failing_rows)
+            self.handle(StepFinished(self.later(), result))
+
+    def refuse_step(self, message="cannot"):
+        plan = self.in_flight.pop(0)
+        return self.handle(StepRefused(self.later(), StepFailed(plan.boot, plan.step_id, message)))
+
+    def run(self, most=5_000):
+        """Steps until nothing is left to do."""
+        for _ in range(most):
+            if not self.in_flight:
+                return self
+            self.step()
+        raise AssertionError(f"still at work after {most} steps")
+
+    def cancel(self, name, reason=CancelReason.CLIENT_GONE, sequence=None, gateway="g"):
+        cancel = Cancel(RequestId(name), sequence, reason)
+        return self.handle(CancelRequested(self.later(), _gateway(gateway), cancel))
+
+    def stop_string(self, name, gateway="g"):
+        return self.cancel(name, CancelReason.STOP_STRING, 0, gateway)
+
+    def done(self, name, gateway="g"):
+        return self.handle(RequestDone(self.later(), _gateway(gateway), RequestId(name)))
+
+    def attach(self, name, gateway, key_hash=b""):
+        attach = Attach(RequestId(name), key_hash)
+        return self.handle(AttachRequested(self.later(), _gateway(gateway), attach))
+
+    def beat(self, *names, gateway="g", positions=None):
+        """A heartbeat that lists these streams as the gateway holds them."""
+        streams = self.gateways[_gateway(gateway)].streams
+        listed = tuple(
+            StreamPosition(
+                RequestId(name), (len(streams[name].tokens),) if positions is None else positions
+            )
+            for name in names
+        )
+        return self.handle(StreamsListed(self.later(), _gateway(gateway), listed))
+
+    def lose_gateway(self, gateway="g"):
+        return self.handle(GatewayLost(self.later(), _gateway(gateway)))
+
+    def tick(self, seconds=0.1):
+        return self.handle(Tick(self.later(seconds)))
+
+    # ------------------------------------------------------------------ what shows
+
+    def stream(self, name, gateway="g"):
+        return self.gateways[_gateway(gateway)].streams[name]
+
+    def tokens(self, name, gateway="g"):
+        return tuple(self.stream(name, gateway).tokens)
+
+    def finish(self, name, gateway="g"):
+        finished = self.stream(name, gateway).finished
+        return finished.reason if finished else None
+
+    def solo(self, name, max_tokens=None):
+        """The answer of this request alone."""
+        submit = self.submits[name]
+        return solo(submit.prompt, submit.sampling, max_tokens)[0]
+
+    def status(self, name):
+        request = self.core.book.get(name)
+        return request.status if request else None
+
+    def sequence(self, name):
+        return self.core.book.get(name).sequences[0]
+
+    def table(self, name):
+        """((physical block, # filled), ...) as in the paper's figures."""
+        return self.sequence(name).table.entries()
+
+    def replies(self, kind):
+        """The messages of one kind in the last commands."""
+        return [
+            command.message
+            for command in self.commands
+            if isinstance(command, Reply) and isinstance(command.message, kind)
+        ]
+
+    def rows(self):
+        """The rows of the newest plan, by request id: (first position, tokens, samples)."""
+        names = {request.sequences[0].sequence_id: request.request_id for request in self.core.book}
+        return {
+            names.get(row.sequence_id): (
+                row.first_position, len(row.token_ids), len(row.samples),
+            )
+            for row in self.plans[-1].rows
+        }  # fmt: skip
+
+    @property
+    def free(self):
+        return self.core.usage().num_free
+
+
+def _gateway(name):
+    return Gateway(name.encode())
