@@ -56,7 +56,7 @@ class ToyModel:
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=MAX_POSITION_EMBEDDINGS,
     )
-    eos_token_ids = (EOS,)
+    eos_token_ids: tuple[int, ...] = (EOS,)
     kv_dtype = "int32"
     block_bytes_per_token = 8
 

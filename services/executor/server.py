@@ -1,0 +1,161 @@
+"""The executor process: the main thread computes, the step link's thread talks."""
+
+import os
+import signal
+import time
+from queue import SimpleQueue
+from types import FrameType
+from typing import Final
+
+import torch
+
+from services.executor.interpreter import Interpreter
+from services.executor.kv_pool import KVPools
+from services.executor.model.interface import DecoderModel
+from services.executor.model.toy import ToyModel
+from services.executor.sizing import PoolPlan, PoolWishes, available_bytes, plan_pool
+from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
+from shared.errors import SplitflapError, StartError
+from shared.ids import new_boot
+from shared.logs import get_logger
+from shared.messages import ExecutorReady
+from shared.model_source import ModelSource, find_model
+from shared.settings import ExecutorSettings
+
+_CPU: Final = torch.device("cpu")
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+_log = get_logger("executor")
+
+
+class Executor:
+    """One executor life. `run` belongs to the thread that computes; `stop` may come from any."""
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._settings = settings
+        self._boot = new_boot()
+        self._errands: SimpleQueue[Errand] = SimpleQueue()
+        self._link = StepLink(
+            settings.step_endpoint, self._boot, self._errands, settings.metrics_port
+        )
+        self.is_loading = True
+
+    def run(self) -> None:
+        """Load the model, then carry out plans until told to stop.
+
+        Raises: StartError if the model or its pool cannot be had as configured.
+        """
+        self._link.start()
+        try:
+            interpreter = self._load()
+            self.is_loading = False
+            self._work(interpreter)
+        finally:
+            self._link.stop()
+
+    def stop(self) -> None:
+        """Finish the plans that have come, and end."""
+        self._errands.put(Stop())
+
+    def _load(self) -> Interpreter:
+        settings = self._settings
+        began = time.monotonic()
+        torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+        source = find_model(settings.model)
+        model = self._load_model(source)
+        self._link.say("making the pool")
+        plan = self._plan_pool(model)
+        pools = KVPools(model, plan.num_blocks, plan.block_size)
+        self._link.announce(
+            ExecutorReady(
+                boot=self._boot,
+                model=source.name,
+                shape=model.shape,
+                block_size=plan.block_size,
+                num_gpu_blocks=pools.num_gpu_blocks,
+                num_cpu_blocks=pools.num_cpu_blocks,
+                max_model_len=plan.max_model_len,
+                eos_token_ids=model.eos_token_ids,
+                kv_dtype=model.kv_dtype,
+            )
+        )
+        _log.info(
+            "executor_ready", model=source.name, kv_dtype=model.kv_dtype,
+            threads=torch.get_num_threads(), took_s=round(time.monotonic() - began, 2),
+        )  # fmt: skip
+        return Interpreter(model, pools, plan.max_model_len)
+
+    def _load_model(self, source: ModelSource) -> DecoderModel:
+        if source.is_toy:
+            return ToyModel(self._settings.toy_step_ms / 1000)
+        # Here, as the toy needs neither kernels nor the time it takes to import them.
+        from kernels.select import default_dtype
+        from services.executor.model.loader import load_model
+
+        dtype = _DTYPES.get(self._settings.dtype) or default_dtype(_CPU)
+        try:
+            return load_model(source, dtype, _CPU, self._link.say)
+        except SplitflapError:
+            raise
+        except Exception as error:
+            _log.exception("loading_failed", model=source.name)
+            raise StartError(
+                f"--model {self._settings.model}: loading failed with "
+                f"{type(error).__name__}: {error}; the log has the story"
+            ) from error
+
+    def _plan_pool(self, model: DecoderModel) -> PoolPlan:
+        settings = self._settings
+        wishes = PoolWishes(
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+            num_blocks=settings.num_gpu_blocks_override,
+            memory_bytes=settings.kv_cache_memory_bytes,
+        )
+        free_bytes = available_bytes()
+        plan = plan_pool(
+            wishes, model.block_bytes_per_token, model.shape.max_position_embeddings, free_bytes
+        )
+        if plan.lowered_from is not None:
+            _log.warning(
+                "max_model_len_lowered", max_model_len=plan.max_model_len,
+                of_the_model=plan.lowered_from, why="the pool holds no more",
+                longer_with="--kv-cache-memory-bytes",
+            )  # fmt: skip
+        gib = 2**30
+        _log.info(
+            str(plan),
+            pool_gib=round(plan.pool_bytes / gib, 2), free_gib=round(free_bytes / gib, 2),
+        )  # fmt: skip
+        return plan
+
+    def _work(self, interpreter: Interpreter) -> None:
+        while True:
+            match self._errands.get():
+                case Run(adoption, plan):
+                    if self._link.is_current(adoption):
+                        self._link.send(adoption, interpreter.run(plan))
+                case StartOver():
+                    interpreter.forget()
+                case Stop(error):
+                    if error is not None:
+                        raise error
+                    return
+
+
+def serve(settings: ExecutorSettings) -> None:
+    """Run an executor until `Drain`, SIGTERM or SIGINT. Call it in the main thread.
+
+    Raises: StartError if it cannot start as configured.
+    """
+    executor = Executor(settings)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        executor.stop()
+        if executor.is_loading:
+            raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    executor.run()
+    _log.info("executor_ended")
