@@ -1,0 +1,166 @@
+"""The gateway process: HTTP on one side, the scheduler on the other."""
+
+import asyncio
+import logging
+import signal
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+
+from services.gateway import gauges
+from services.gateway.first_request import clocked
+from services.gateway.link import LinkTimes, SchedulerLink
+from services.gateway.middleware import around
+from services.gateway.routes import HttpLimits, Routes
+from services.gateway.tokenizer import load_tokenizer
+from shared.errors import StartError
+from shared.logs import get_logger
+from shared.model_source import find_model
+from shared.settings import GatewaySettings
+
+KEEPALIVE_S: Final = 620.0  # longer than any balancer's own (nginx 60, ALB 60, Google 600)
+BACKLOG: Final = 1024
+_LAST_WORDS_S: Final = 2.0  # for error events to go out when the drain is over
+
+_log = get_logger("gateway")
+_http_noise = logging.getLogger("splitflap.http")
+_http_noise.setLevel(logging.CRITICAL)  # bad HTTP is answered 400, not logged with a traceback
+
+
+class Gateway:
+    """One gateway: `start`, then `drain` and `close`.
+
+    Raises: StartError if the model has no usable tokenizer.
+    """
+
+    def __init__(self, settings: GatewaySettings, link_times: LinkTimes | None = None) -> None:
+        source = find_model(settings.model)
+        tokenizer = load_tokenizer(source)
+        self._settings = settings
+        self._link = SchedulerLink(
+            settings.request_endpoint, source.name, tokenizer.vocab_size, link_times
+        )
+        limits = HttpLimits(
+            settings.max_body_bytes, settings.request_read_timeout_s, settings.ping_interval_s
+        )
+        names = (settings.served_model_name or source.name,)
+        self._routes = Routes(tokenizer, self._link, names, limits)
+        self._link_task: asyncio.Task[None] | None = None
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        gauges.OPEN_REQUESTS.set_function(lambda: self._link.num_open)
+
+    @property
+    def link(self) -> SchedulerLink:
+        """The connection to the scheduler."""
+        return self._link
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port it listens on."""
+        if self._server is None:
+            raise RuntimeError("start comes first")
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def start(self) -> None:
+        """Listen, and connect to the scheduler (which may come later).
+
+        Raises: StartError if the port is taken.
+        """
+        app = web.Application(middlewares=[around], client_max_size=self._settings.max_body_bytes)
+        self._routes.add_to(app)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_http_noise,
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=_LAST_WORDS_S,
+        )
+        await runner.setup()
+        self._runner = runner
+        host, port = self._settings.host, self._settings.port
+        make_protocol = clocked(_protocol_of(runner), self._settings.request_read_timeout_s)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                make_protocol, host, port, backlog=BACKLOG
+            )
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {host}:{port} ({error.strerror}): choose another --port, or "
+                "stop what listens there"
+            ) from error
+        self._link_task = asyncio.create_task(self._link.run(), name="scheduler link")
+
+    async def run_until(self, leave: asyncio.Event) -> None:
+        """Serve until `leave` is set.
+
+        Raises: what the link died of, if it did (a bug of ours).
+        """
+        if self._link_task is None:
+            raise RuntimeError("start comes first")
+        waiting = asyncio.create_task(leave.wait())
+        await asyncio.wait({waiting, self._link_task}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._link_task.done():
+            self._link_task.result()
+
+    async def drain(self) -> None:
+        """Take no more; let open requests finish, and end those that last too long."""
+        self._routes.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        seconds = self._settings.shutdown_timeout
+        _log.info("draining", open_requests=self._link.num_open, at_most_s=seconds)
+        if not await self._all_released(seconds):
+            _log.warning("drain_cut_short", open_requests=self._link.num_open)
+            self._link.fail_all("the server is shutting down; send the request again")
+            await self._all_released(_LAST_WORDS_S)
+
+    async def close(self) -> None:
+        """Give back sockets and tasks."""
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._link_task is not None:
+            self._link_task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._link_task
+        self._link.close()
+
+    async def _all_released(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._link.wait_idle()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Run a gateway until SIGTERM or SIGINT, then let open requests finish.
+
+    Raises: StartError.
+    """
+    gateway = Gateway(settings)
+    try:
+        leave = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leave.set)
+        await gateway.start()
+        host, port = gateway.address
+        _log.info("listening", url=f"http://{host}:{port}", model=settings.model)
+        await gateway.run_until(leave)
+        await gateway.drain()
+    finally:
+        await gateway.close()
+
+
+def _protocol_of(runner: web.AppRunner) -> web.Server:
+    if runner.server is None:
+        raise RuntimeError("setup comes first")
+    return runner.server

@@ -1,0 +1,29 @@
+"""Token ids to text, as they come, never half a character."""
+
+import codecs
+from collections.abc import Iterable
+
+from services.gateway.tokenizer import Tokenizer
+
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """The text of one growing list of tokens.
+
+    A character may be split over tokens: its first bytes are held until the rest comes. What can
+    become no character is U+FFFD, as in the whole text's decoding. Text and hold-back depend on
+    the list of tokens alone, not on how it was cut into calls.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._bytes_of = tokenizer.bytes_of
+        self._decoder = _Decoder("replace")
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The characters that these tokens complete."""
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+
+    def flush(self) -> str:
+        """The text ended: a half character still held becomes one U+FFFD."""
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,145 @@
+"""HTTP errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from shared.errors import ErrorCode, RequestError
+from shared.messages import Refused
+
+RETRY_AFTER_S: Final = 5
+CLIENT_GONE: Final = 499  # nginx's number; only in logs and metrics
+
+_STATUS: Final = {
+    ErrorCode.INVALID: 400,
+    ErrorCode.UNSUPPORTED: 400,
+    ErrorCode.CONTEXT_LENGTH: 400,
+    ErrorCode.NEVER_FITS: 400,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.INTERNAL: 500,
+}
+
+
+class Failure(Exception):
+    """An answer that is an error. `code` is also the reason in metrics and logs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.close = close
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object of the answer, or of an event in a stream."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> web.Response:
+        """The answer of a request that has not begun to stream."""
+        response = web.Response(
+            status=self.status,
+            text=json.dumps(self.fields, ensure_ascii=False),
+            content_type="application/json",
+            headers=self.headers,
+        )
+        if self.close:
+            response.force_close()
+        return response
+
+
+def of_request_error(error: RequestError) -> Failure:
+    """A field the client must change."""
+    return Failure(_STATUS[error.code], error.message, error.code.value, error.param)
+
+
+def of_refusal(refused: Refused) -> Failure:
+    """The scheduler did not take the request, or gave it up."""
+    status = _STATUS[refused.code]
+    headers = {}
+    if status == 503:
+        wait_s = RETRY_AFTER_S if refused.retry_after_s is None else refused.retry_after_s
+        headers["Retry-After"] = str(max(1, round(wait_s)))
+    return Failure(status, refused.message, refused.code.value, refused.param, headers=headers)
+
+
+def unavailable(message: str) -> Failure:
+    """Not ready, or no longer; worth another try soon."""
+    return Failure(
+        503,
+        message,
+        ErrorCode.UNAVAILABLE.value,
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def internal() -> Failure:
+    """A bug of ours; the log has its story."""
+    return Failure(
+        500, "the server failed on this request; its log says why", ErrorCode.INTERNAL.value
+    )
+
+
+def of_http(error: web.HTTPException) -> Failure:
+    """What aiohttp itself refuses: paths, methods, bodies over the limit."""
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    match error.status:
+        case 404:
+            message, code = "there is nothing at this path; see /v1/models", "not_found"
+        case 405:
+            message, code = f"this path takes {headers.get('Allow')}", "method_not_allowed"
+        case 413:
+            return too_large(None)
+        case _:
+            message, code = error.reason, "bad_request"
+    return Failure(error.status, message, code, headers=headers)
+
+
+def too_large(limit: int | None) -> Failure:
+    """The body is over the limit."""
+    allowed = "" if limit is None else f"; at most {limit} bytes are taken (--max-body-bytes)"
+    return Failure(
+        413, f"the request's body is too large{allowed}", "request_too_large", close=True
+    )
+
+
+def read_timeout(limit_s: float) -> Failure:
+    """The client sent a part of a request and then nothing."""
+    return Failure(
+        408,
+        f"the request did not arrive within {limit_s:g} s; send it whole",
+        "request_timeout",
+        close=True,
+    )
+
+
+def shutting_down() -> Failure:
+    """This gateway is about to leave."""
+    return Failure(
+        503,
+        "this gateway is shutting down; try again",
+        ErrorCode.UNAVAILABLE.value,
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+        close=True,
+    )

@@ -1,0 +1,215 @@
+"""One request from its prompt to its last byte: submit, text, events, end."""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from services.gateway import failures, gauges, sse
+from services.gateway.answer_stream import AnswerStream, Piece, StreamRefused
+from services.gateway.answers import Answer, Ending, usage_fields
+from services.gateway.choice_text import ChoiceText, TextRules
+from services.gateway.link import SchedulerLink
+from services.gateway.openai import Call
+from services.gateway.stop_strings import StopStrings
+from services.gateway.tokenizer import Tokenizer
+from shared.messages import Finished, Submit
+from shared.sampling import FinishReason
+
+_INTERNAL_ERROR: Final = "the model failed on this request"
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of an answer and how far it is."""
+
+    text: ChoiceText
+    ending: Ending | None = None
+
+
+class Generation:
+    """Carries out one `Call` whose prompt is already tokens.
+
+    A context manager: leaving it, in whatever way, tells the scheduler (Done or Cancel).
+    """
+
+    def __init__(
+        self, call: Call, answer: Answer, tokenizer: Tokenizer, link: SchedulerLink
+    ) -> None:
+        self.call = call
+        self.answer = answer
+        self._tokenizer = tokenizer
+        self._link = link
+        self._choices: list[Choice] = []
+        self._stream: AnswerStream | None = None
+        self._began = time.monotonic()
+        self._last_token_at: float | None = None
+        self.ttft_s: float | None = None
+        self.num_prompt_tokens = 0
+
+    def start(self, prompt: tuple[int, ...], eos_token_ids: tuple[int, ...]) -> None:
+        """Submit. Raises: WireError if the request has no wire form."""
+        sampling = self.call.sampling
+        silent = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            silent |= frozenset(eos_token_ids)
+        stop = StopStrings(self.call.stop) if self.call.stop else None
+        rules = TextRules(stop, silent, sampling.min_tokens)
+        self._choices = [Choice(ChoiceText(self._tokenizer, rules)) for _ in range(sampling.n)]
+        self.num_prompt_tokens = len(prompt)
+        self._stream = self._link.submit(Submit(self.answer.request_id, prompt, sampling))
+        gauges.PROMPT_TOKENS.inc(len(prompt))
+
+    def release(self) -> None:
+        """Tell the scheduler that nobody reads any more."""
+        if self._stream is not None:
+            self._link.release(self._stream)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated, each choice up to its stop string."""
+        return sum(choice.text.num_tokens for choice in self._choices)
+
+    @property
+    def finish_reasons(self) -> str:
+        """For the log: one word a choice."""
+        return ",".join(
+            choice.ending.finish_reason if choice.ending else "open" for choice in self._choices
+        )
+
+    # ------------------------------------------------------------------ in one piece
+
+    async def whole(self) -> web.Response:
+        """The answer in one piece. Raises: Failure."""
+        texts = [self._echo() for _ in self._choices]
+        try:
+            while not self._is_over:
+                for piece in await self._reader.next():
+                    texts[piece.sequence] += self._text_of(piece)
+        except StreamRefused as error:
+            raise failures.of_refusal(error.refused) from None
+        endings = [choice.ending or Ending("abort") for choice in self._choices]
+        fields = self.answer.whole(list(zip(texts, endings, strict=True)), self._usage())
+        return web.json_response(fields)
+
+    # ------------------------------------------------------------------ as a stream
+
+    async def stream(
+        self, request: web.Request, response: web.StreamResponse, ping_interval_s: float
+    ) -> None:
+        """Headers as soon as the request is taken, then events until [DONE]. Raises: Failure
+        while nothing was sent; later failures are events.
+        """
+        try:
+            await self._reader.wait_accepted(ping_interval_s)
+        except StreamRefused as error:
+            raise failures.of_refusal(error.refused) from None
+        await response.prepare(request)
+        await response.write(self._opening())
+        try:
+            while not self._is_over:
+                events = self._events(await self._reader.next(ping_interval_s))
+                if events is not None:
+                    await response.write(events)
+            closing = self._closing()
+        except StreamRefused as error:
+            closing = sse.event(failures.of_refusal(error.refused).fields)
+        except failures.Failure as failure:
+            closing = sse.event(failure.fields)
+        await response.write(closing + sse.DONE)
+        await response.write_eof()
+
+    def _opening(self) -> bytes:
+        """What a client gets before the model has computed anything."""
+        events = []
+        for index in range(len(self._choices)):
+            if self.answer.endpoint == "chat":
+                events.append(self.answer.event(self.answer.role(index), self._positions()))
+            elif self.call.echo:
+                events.append(
+                    self.answer.event(self.answer.text(index, self._echo()), self._positions())
+                )
+        return b"".join(events) or sse.PING
+
+    def _events(self, pieces: list[Piece]) -> bytes | None:
+        """One write's worth; a ping if nothing came, None if nothing may go out yet."""
+        if not pieces:
+            return sse.PING
+        events = []
+        for piece in pieces:
+            text = self._text_of(piece)
+            if text:
+                fields = self.answer.text(piece.sequence, text)
+                events.append(self.answer.event(fields, self._positions()))
+            ending = self._choices[piece.sequence].ending
+            if ending is not None:
+                fields = self.answer.end(piece.sequence, ending)
+                events.append(self.answer.event(fields, self._positions()))
+        return b"".join(events) or None
+
+    def _closing(self) -> bytes:
+        if not self.call.include_usage:
+            return b""
+        return self.answer.event(self.answer.usage(self._usage()), self._positions())
+
+    # ------------------------------------------------------------------ tokens to text
+
+    @property
+    def _reader(self) -> AnswerStream:
+        if self._stream is None:
+            raise RuntimeError("start comes first")
+        return self._stream
+
+    @property
+    def _is_over(self) -> bool:
+        return all(choice.ending is not None for choice in self._choices)
+
+    def _text_of(self, piece: Piece) -> str:
+        """The text that a piece lets out; its choice may have ended afterwards."""
+        choice = self._choices[piece.sequence]
+        if choice.ending is not None:
+            return ""
+        self._observe(piece)
+        text = choice.text.feed(piece.token_ids)
+        if choice.text.matched is None and piece.finished is not None:
+            self._raise_if_failed(piece.finished)
+            text += choice.text.finish()
+        if choice.text.matched is not None:
+            choice.ending = Ending("stop", choice.text.matched)
+            self._link.stop(self._reader, piece.sequence)
+        elif piece.finished is not None:
+            choice.ending = self._ending_of(piece.finished)
+        if choice.ending is not None:
+            gauges.REQUEST_SUCCESS.labels(finished_reason=choice.ending.finish_reason).inc()
+        return text
+
+    def _ending_of(self, finished: Finished) -> Ending:
+        stop_id = finished.stop_token_id
+        named = stop_id if stop_id in self.call.sampling.stop_token_ids else None
+        return Ending(finished.reason.value, named)
+
+    def _raise_if_failed(self, finished: Finished) -> None:
+        if finished.reason is FinishReason.ERROR:
+            raise failures.Failure(500, finished.error or _INTERNAL_ERROR, "internal_error")
+
+    def _observe(self, piece: Piece) -> None:
+        if not piece.token_ids:
+            return
+        now = time.monotonic()
+        gauges.GENERATION_TOKENS.inc(len(piece.token_ids))
+        if self._last_token_at is None:
+            self.ttft_s = now - self._began
+            gauges.TIME_TO_FIRST_TOKEN.observe(self.ttft_s)
+        else:
+            gauges.INTER_TOKEN_LATENCY.observe(now - self._last_token_at)
+        self._last_token_at = now
+
+    def _echo(self) -> str:
+        return (self.call.prompt or "") if self.call.echo else ""
+
+    def _positions(self) -> list[int]:
+        return [choice.text.num_tokens for choice in self._choices]
+
+    def _usage(self) -> dict[str, int]:
+        return usage_fields(self.num_prompt_tokens, self.num_tokens)

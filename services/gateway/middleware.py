@@ -1,0 +1,84 @@
+"""Around every request: errors in one form, ids echoed, one log line, counts."""
+
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from services.gateway import failures, gauges
+from services.gateway.failures import Failure
+from services.gateway.routes import OUTCOME, REQUEST_ID
+from shared.errors import RequestError
+from shared.logs import get_logger
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_PRINTABLE: Final = re.compile(r"[!-~]{1,128}")
+
+_log = get_logger("http")
+
+
+@web.middleware
+async def around(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Answer errors as JSON, echo X-Request-Id, count, and log the request as one event."""
+    began = time.monotonic()
+    request[REQUEST_ID] = _client_id(request)
+    try:
+        response = await _answered(request, handler)
+    except BaseException:  # cancelled, or the connection broke: nobody is there to answer
+        _note(request, failures.CLIENT_GONE, began)
+        raise
+    if not response.prepared:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+    _note(request, response.status, began)
+    return response
+
+
+async def _answered(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Failure as failure:
+        return _failed(failure)
+    except RequestError as error:
+        return _failed(failures.of_request_error(error))
+    except web.HTTPException as error:
+        return _failed(failures.of_http(error))
+    except ConnectionError:
+        raise
+    except Exception:
+        _log.exception("request_failed", path=request.path[:200])
+        if request.writer.output_size > 0:  # a stream has begun: it can only break off
+            raise
+        return _failed(failures.internal())
+
+
+def _failed(failure: Failure) -> web.Response:
+    gauges.REQUESTS_REJECTED.labels(reason=failure.code).inc()
+    return failure.response()
+
+
+def _client_id(request: web.Request) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    return given if _PRINTABLE.fullmatch(given) else secrets.token_hex(16)
+
+
+def _note(request: web.Request, status: int, began: float) -> None:
+    seconds = time.monotonic() - began
+    resource = request.match_info.route.resource
+    path = resource.canonical if resource is not None else "unmatched"
+    gauges.HTTP_REQUESTS.labels(path=path, status=str(status)).inc()
+    outcome = request.get(OUTCOME, {})
+    if outcome and status == 200:
+        gauges.E2E_LATENCY.observe(seconds)
+    say = _log.info if path.startswith("/v1/") or status >= 400 else _log.debug
+    say(
+        "request_finished",
+        method=request.method,
+        path=request.path[:200],
+        status=status,
+        duration_ms=round(seconds * 1e3, 1),
+        client_request_id=request[REQUEST_ID],
+        **outcome,
+    )
