@@ -72,7 +72,7 @@ class SchedulerLink:
         self._vocab_size = vocab_size
         self._times = times or LinkTimes()
         self._dealer: Dealer[SchedulerReply] = Dealer(
-            "requests", endpoint, TO_GATEWAY, identity=b"g" + self.boot.to_bytes(8, "little")
+            "request", endpoint, TO_GATEWAY, identity=b"g" + self.boot.to_bytes(8, "little")
         )
         self._welcome: Welcome | None = None
         self._scheduler_boot: Boot | None = None
@@ -185,8 +185,7 @@ class SchedulerLink:
         elif self._streams and time.monotonic() - self._ready_at > self._times.lost_s:
             _log.error("scheduler_lost", open_requests=len(self._streams), phase=self.phase)
             self.fail_all(f"the server lost its scheduler ({self.phase}); try again later")
-        if self._welcome is None:
-            self._dealer.send(Hello(self.boot))
+        self._dealer.send(Hello(self.boot))  # every time: a scheduler that took us for dead forgot
         positions = []
         for stream in self._streams.values():
             if stream.submitted_to is None and self._welcome is not None:
@@ -270,13 +269,15 @@ class SchedulerLink:
             self._welcome = None
             self._unsent.clear()  # about requests that this scheduler never heard of
             self._orphans.clear()
-            self._dealer.send(Hello(self.boot))
+            self._dealer.send(Hello(self.boot))  # do not wait for the next beat
 
     def _on_welcome(self, message: Welcome) -> None:
         self._scheduler_boot = message.boot
-        self._mismatch = self._compare(message)
-        if self._mismatch:
-            _log.error("model_mismatch", why=self._mismatch)
+        mismatch = self._compare(message)
+        if mismatch and mismatch != self._mismatch:
+            _log.error("model_mismatch", why=mismatch)
+        self._mismatch = mismatch
+        if mismatch:
             self._welcome = None
             return
         if self._welcome is None:

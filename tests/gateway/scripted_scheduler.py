@@ -1,0 +1,214 @@
+"""A scheduler that does what a test says, over a real socket and the real messages.
+
+By default it answers every request with the next of `script` (or "ok"). With `holds` it takes
+requests and leaves the rest to the test: `run`, `finish`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shared.geometry import ModelShape
+from shared.ids import RequestId, new_boot
+from shared.links import Router
+from shared.messages import (
+    TO_SCHEDULER,
+    Accepted,
+    Cancel,
+    CancelReason,
+    Done,
+    Finished,
+    GatewayMessage,
+    Heartbeat,
+    Hello,
+    Refused,
+    Submit,
+    TokenRun,
+    Tokens,
+    Usage,
+    Welcome,
+)
+from shared.sampling import FinishReason
+
+TOY_SHAPE = ModelShape(
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    hidden_size=1,
+    vocab_size=512,
+    max_position_embeddings=8192,
+)
+EOS = 256
+T = TypeVar("T")
+
+
+@dataclass
+class Script:
+    """One answer: runs of tokens (text is its bytes), each its own message, and how it ends."""
+
+    runs: Sequence[bytes | str | Sequence[int]] = ("ok",)
+    reason: FinishReason = FinishReason.LENGTH
+    stop_token_id: int | None = None
+    error: str | None = None
+    refusal: Refused | None = None
+
+
+def ids_of(run: bytes | str | Sequence[int]) -> tuple[int, ...]:
+    return tuple(run.encode() if isinstance(run, str) else run)
+
+
+@dataclass
+class _Log:
+    """All tokens of one request, and its end."""
+
+    submit: Submit
+    token_ids: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+class ScriptedScheduler:
+    def __init__(
+        self, endpoint: str, *, model: str = "toy", max_model_len: int = 8192, vocab: int = 512
+    ) -> None:
+        self.endpoint = endpoint
+        self.boot = new_boot()
+        self.model = model
+        self.max_model_len = max_model_len
+        self.shape = ModelShape(1, 1, 1, 1, 1, vocab, 8192)
+        self.phase = ""
+        self.welcomes = True
+        self.holds = False
+        self.script: deque[Script] = deque()
+        self.received: list[GatewayMessage] = []
+        self.logs: dict[RequestId, _Log] = {}
+        self._changed = asyncio.Condition()
+        self._router: Router[GatewayMessage] = Router("test", endpoint, TO_SCHEDULER)
+        self._peer = b""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._router.close()
+
+    # ------------------------------------------------------------------ what a test does
+
+    async def until(self, happened: Callable[[], bool], timeout_s: float = 10) -> None:
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(happened)
+
+    async def until_next(self, timeout_s: float = 10) -> None:
+        """Until one more message has come."""
+        count = len(self.received)
+        await self.until(lambda: len(self.received) > count, timeout_s)
+
+    async def submitted(self, count: int = 1) -> Submit:
+        """The `count`-th request of this scheduler's life."""
+        await self.until(lambda: len(self.of(Submit)) >= count)
+        return self.of(Submit)[count - 1]
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [message for message in self.received if isinstance(message, kind)]
+
+    def cancels(self, reason: CancelReason) -> list[RequestId]:
+        return [cancel.request_id for cancel in self.of(Cancel) if cancel.reason is reason]
+
+    def send(self, message: object) -> None:
+        assert self._router.send(self._peer, message)
+
+    def run(
+        self, request_id: RequestId, run: bytes | str | Sequence[int], *, lost: bool = False
+    ) -> None:
+        """Generate these tokens; `lost` ones are logged and never sent."""
+        log = self.logs[request_id]
+        start, token_ids = len(log.token_ids), ids_of(run)
+        log.token_ids += token_ids
+        if not lost:
+            self.send(Tokens((TokenRun(request_id, 0, start, token_ids),)))
+
+    def finish(
+        self,
+        request_id: RequestId,
+        reason: FinishReason = FinishReason.LENGTH,
+        *,
+        stop_token_id: int | None = None,
+        error: str | None = None,
+        lost: bool = False,
+    ) -> None:
+        log = self.logs[request_id]
+        length = len(log.token_ids)
+        usage = Usage(len(log.submit.prompt), length)
+        log.finished = Finished(request_id, 0, reason, length, usage, stop_token_id, error)
+        if not lost:
+            self.send(log.finished)
+
+    # ------------------------------------------------------------------ what it does by itself
+
+    async def _run(self) -> None:
+        while True:
+            self._peer, message = await self._router.receive()
+            async with self._changed:
+                self.received.append(message)
+                self._handle(message)
+                self._changed.notify_all()
+
+    def _handle(self, message: GatewayMessage) -> None:
+        match message:
+            case Hello() if self.welcomes:
+                self.send(
+                    Welcome(self.boot, self.model, self.shape, 16, self.max_model_len, (EOS,))
+                )
+            case Heartbeat():
+                self.send(Heartbeat(self.boot, self.phase))
+                self._mend(message)
+            case Submit():
+                self._take(message)
+            case Cancel(reason=CancelReason.STOP_STRING):
+                self.finish(message.request_id, FinishReason.STOP)
+            case Cancel() | Done():
+                self.logs.pop(message.request_id, None)
+
+    def _take(self, submit: Submit) -> None:
+        script = self.script.popleft() if self.script else Script()
+        if script.refusal is not None and not self.holds:
+            refusal = script.refusal
+            self.send(
+                Refused(
+                    submit.request_id,
+                    refusal.code,
+                    refusal.message,
+                    refusal.param,
+                    refusal.retry_after_s,
+                )
+            )
+            return
+        log = self.logs[submit.request_id] = _Log(submit)
+        if submit.generated:
+            log.token_ids += submit.generated[0].token_ids
+        self.send(Accepted(submit.request_id, submit.sampling.max_tokens or 100))
+        if self.holds:
+            return
+        for run in script.runs:
+            self.run(submit.request_id, run)
+        self.finish(
+            submit.request_id,
+            script.reason,
+            stop_token_id=script.stop_token_id,
+            error=script.error,
+        )
+
+    def _mend(self, heartbeat: Heartbeat) -> None:
+        for stream in heartbeat.streams:
+            log = self.logs.get(stream.request_id)
+            if log is None:
+                continue
+            (have,) = stream.positions
+            if have < len(log.token_ids):
+                missing = tuple(log.token_ids[have:])
+                self.send(Tokens((TokenRun(stream.request_id, 0, have, missing),)))
+            if log.finished is not None:
+                self.send(log.finished)
