@@ -91,6 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InvariantBroken:
         get_logger("cli").exception("invariant_broken")
         return EXIT_BUG
+    except BaseExceptionGroup as group:  # of the tasks of a service
+        if group.subgroup(InvariantBroken) is None:
+            raise
+        get_logger("cli").exception("invariant_broken")
+        return EXIT_BUG
     except KeyboardInterrupt:
         return 130
     return EXIT_CANNOT_START

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import zmq
@@ -85,7 +85,7 @@ class _Link(Generic[_In]):
         self._socket.close()
         self._context.term()
 
-    def __enter__(self) -> "_Link[_In]":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

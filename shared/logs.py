@@ -15,8 +15,13 @@ def configure_logs(
     `level` is debug, info, warning or error.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
+
+    def add_service(_logger: Any, _method: str, event: Any) -> Any:  # in every thread
+        event["service"] = service
+        return event
+
     processors: list[Any] = [
-        structlog.contextvars.merge_contextvars,
+        add_service,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -31,8 +36,6 @@ def configure_logs(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, force=True)
 
 

@@ -8,6 +8,7 @@ are alive while their heartbeats come.
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,11 +75,12 @@ class _Executor:
 
 @dataclass
 class SchedulerServer:
-    """Both links, the core, and who is alive. `now` is a monotonic clock in seconds."""
+    """Both links, the core, and who is alive. `clock` is monotonic, in seconds."""
 
     settings: SchedulerSettings
     requests: Router[GatewayMessage]
     steps: Router[ExecutorMessage]
+    clock: Callable[[], float] = time.monotonic
     boot: Boot = field(default_factory=new_boot)
     phase: str = NO_EXECUTOR
     executor: _Executor | None = None
@@ -131,7 +133,7 @@ class SchedulerServer:
     async def _receive_requests(self) -> None:
         while True:
             peer, message = await self.requests.receive()
-            self._from_gateway(Gateway(peer), message, time.monotonic())
+            self._from_gateway(Gateway(peer), message, self.clock())
 
     def _from_gateway(self, gateway: Gateway, message: GatewayMessage, now: float) -> None:
         if gateway in self.gateways:
@@ -174,7 +176,7 @@ class SchedulerServer:
     async def _receive_steps(self) -> None:
         while True:
             peer, message = await self.steps.receive()
-            self._from_executor(peer, message, time.monotonic())
+            self._from_executor(peer, message, self.clock())
 
     def _from_executor(self, peer: bytes, message: ExecutorMessage, now: float) -> None:
         current = self.executor
@@ -225,7 +227,7 @@ class SchedulerServer:
         _log.error("executor_lost", why=why)
         self.executor = None
         self.phase = NO_EXECUTOR
-        self.handle(ExecutorLost(time.monotonic()))
+        self.handle(ExecutorLost(self.clock()))
 
     # ----------------------------------------------------------------- time
 
@@ -238,7 +240,7 @@ class SchedulerServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
+            now = self.clock()
             if self.executor is not None and now - self.executor.heard_at > SILENCE_S:
                 self._lose_executor(f"silent for {SILENCE_S:.0f} s")
             for gateway, heard_at in list(self.gateways.items()):

@@ -1,0 +1,102 @@
+"""The scheduler's metrics, read off the core at the moment somebody looks.
+
+Nothing is counted twice: gauges come from the allocator and the queues, totals from the core's own
+counters (docs/protocol.md, law 8). Names follow vLLM's.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.messages import PreemptionMode
+from shared.metrics import PREFIX
+from shared.sampling import FinishReason
+
+if TYPE_CHECKING:
+    from services.scheduler.server import SchedulerServer
+
+
+class SchedulerCollector(Collector):
+    """Yields every metric of one running scheduler."""
+
+    def __init__(self, server: "SchedulerServer") -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample of everything."""
+        yield from self._gauges()
+        yield from self._totals()
+
+    def _gauges(self) -> Iterator[Metric]:
+        server, core, usage = self._server, self._server.core, self._server.core.usage()
+        yield _gauge("num_requests_running", "Requests that run", core.num_running)
+        yield _gauge("num_requests_waiting", "Requests that wait", core.num_waiting)
+        yield _gauge("num_requests_swapped", "Requests in CPU memory", core.num_swapped)
+        yield _gauge("kv_cache_usage_perc", "Used blocks, 0 to 1", usage.used_share)
+        yield _labelled(
+            GaugeMetricFamily(PREFIX + "kv_blocks", "Blocks by state", labels=["state"]),
+            {"free": usage.num_free, "used": usage.num_used, "shared": usage.num_shared},
+        )
+        yield _labelled(
+            GaugeMetricFamily(PREFIX + "kv_places", "Token places by use", labels=["use"]),
+            {
+                "tokens": usage.tokens,
+                "reserved": usage.reserved,
+                "internal": usage.internal,
+                "external": usage.external,
+                "free": usage.num_free * usage.block_size,
+            },
+        )
+        yield _gauge("executor_up", "1 while an executor works", server.executor is not None)
+        yield _gauge("gateways", "Gateways that are alive", len(server.gateways))
+
+    def _totals(self) -> Iterator[Metric]:
+        server, counters = self._server, self._server.core.counters
+        yield _total("prompt_tokens", "Prompt tokens computed", counters.prompt_tokens)
+        yield _total("generation_tokens", "Tokens generated", counters.generation_tokens)
+        yield _total("computed_tokens", "Tokens computed, again included", counters.computed_tokens)
+        yield _total("requests_accepted", "Requests taken", counters.requests_accepted)
+        yield _labelled(
+            CounterMetricFamily(
+                PREFIX + "request_success", "Ended requests", labels=["finished_reason"]
+            ),
+            {reason: counters.requests_finished[reason] for reason in FinishReason},
+        )
+        yield _total(
+            "requests_cancelled", "Clients gone", counters.requests_finished[FinishReason.ABORT]
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                PREFIX + "requests_rejected", "Refused requests", labels=["reason"]
+            ),
+            counters.requests_refused,
+        )
+        yield _labelled(
+            CounterMetricFamily(PREFIX + "preemptions", "Requests that gave way", labels=["mode"]),
+            {mode: counters.preemptions[mode] for mode in PreemptionMode},
+        )
+        yield _total("steps", "Plans run", counters.plans_finished)
+        yield _total("steps_refused", "Plans the executor did not run", counters.plans_refused)
+        yield _total("steps_lost", "Plans lost with an executor", counters.plans_lost)
+        yield _total("row_errors", "Sequences that failed alone", counters.row_errors)
+        yield _total("runs_resent", "Runs of tokens a gateway had missed", counters.resent_runs)
+        yield _total("executors_adopted", "Executors taken", server.executors_seen)
+        yield _total("executor_restarts", "Executors lost", counters.executor_losses)
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, what, value=value)
+
+
+def _total(name: str, what: str, value: float) -> Metric:
+    return CounterMetricFamily(PREFIX + name, what, value=value)
+
+
+def _labelled(
+    family: GaugeMetricFamily | CounterMetricFamily, samples: Mapping[str, float]
+) -> Metric:
+    for label, value in samples.items():
+        family.add_metric([str(label)], value)
+    return family

@@ -1,0 +1,243 @@
+"""The scheduler's shell: who is there, who is gone, and what reaches the core."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from services.scheduler import server as server_module
+from services.scheduler.server import SILENCE_S, SchedulerServer
+from shared.geometry import ModelShape
+from shared.ids import Boot
+from shared.links import Dealer, Router
+from shared.messages import (
+    FROM_EXECUTOR,
+    TO_EXECUTOR,
+    TO_GATEWAY,
+    TO_SCHEDULER,
+    Accepted,
+    Adopt,
+    Done,
+    ExecutorReady,
+    Finished,
+    Heartbeat,
+    Hello,
+    Sampled,
+    StepPlan,
+    StepResult,
+    StreamPosition,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from shared.sampling import SamplingParams
+from shared.settings import SchedulerSettings
+
+READY = ExecutorReady(
+    boot=Boot(5), model="toy", shape=ModelShape(1, 1, 1, 8, 8, 512, 8192), block_size=4,
+    num_gpu_blocks=32, num_cpu_blocks=0, max_model_len=64, eos_token_ids=(256,), kv_dtype="int32",
+)  # fmt: skip
+SUBMIT = Submit("cmpl-1", (65, 66, 67), SamplingParams(max_tokens=2, ignore_eos=True))
+
+
+class World:
+    """A scheduler server, a clock that stands still, and peers that speak the protocol."""
+
+    def __init__(self, folder):
+        self.now = 100.0
+        self._requests = f"ipc://{folder}/r"
+        self._steps = f"ipc://{folder}/s"
+        self._open = contextlib.ExitStack()
+        self.server = SchedulerServer(
+            SchedulerSettings(),
+            self._open.enter_context(Router("request", self._requests, TO_SCHEDULER)),
+            self._open.enter_context(Router("step", self._steps, FROM_EXECUTOR)),
+            clock=lambda: self.now,
+        )
+        self._task = asyncio.create_task(self.server.run())
+
+    def peer(self, link, identity):
+        endpoint, accepted = (
+            (self._requests, TO_GATEWAY) if link == "request" else (self._steps, TO_EXECUTOR)
+        )
+        return self._open.enter_context(Dealer(link, endpoint, accepted, identity=identity))
+
+    async def gateway(self, identity=b"g1"):
+        peer = self.peer("request", identity)
+        await say(peer, Hello(Boot(9)))
+        return peer
+
+    async def executor(self, identity=b"e5", ready=READY):
+        peer = self.peer("step", identity)
+        await say(peer, ready)
+        assert await hear(peer, Adopt) == Adopt(self.server.boot)
+        return peer
+
+    async def close(self):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._open.close()
+
+
+@pytest.fixture
+async def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "TICK_S", 0.01)
+    world = World(tmp_path)
+    yield world
+    await world.close()
+
+
+async def say(peer, message):
+    while not peer.send(message):  # not connected yet
+        await asyncio.sleep(0.01)
+
+
+async def hear(peer, kind):
+    """The next message of a kind, whatever comes between."""
+    async with asyncio.timeout(20):
+        while not isinstance(message := await peer.receive(), kind):
+            pass
+        return message
+
+
+async def until(holds):
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def run_plan(executor, token_id=70):
+    """Answer the next plan: every sample draws `token_id`."""
+    plan = await hear(executor, StepPlan)
+    samples = [sample for row in plan.rows for sample in row.samples]
+    drawn = tuple(Sampled(sample.sequence_id, token_id) for sample in samples)
+    await say(executor, StepResult(plan.boot, plan.step_id, drawn))
+    return plan
+
+
+async def test_a_request_goes_through(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    welcome = await hear(gateway, Welcome)
+    assert (welcome.model, welcome.max_model_len) == ("toy", 64)
+    await say(gateway, SUBMIT)
+    assert await hear(gateway, Accepted) == Accepted("cmpl-1", 2)
+    await run_plan(executor)
+    await run_plan(executor, 71)
+    runs = [(await hear(gateway, Tokens)).items[0] for _ in range(2)]
+    assert [(run.start, run.token_ids) for run in runs] == [(0, (70,)), (1, (71,))]
+    finished = await hear(gateway, Finished)
+    assert (finished.reason, finished.length) == ("length", 2)
+    await say(gateway, Done("cmpl-1"))
+    await until(lambda: world.server.core.num_running == 0)
+
+
+async def test_a_silent_executor_is_lost_and_its_work_starts_again_on_the_next(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    await say(gateway, SUBMIT)
+    plan = await hear(executor, StepPlan)
+    world.now += SILENCE_S - 0.1
+    await say(gateway, Heartbeat(Boot(9)))  # the gateway lives on
+    await until(lambda: world.now in world.server.gateways.values())
+    world.now += 0.2
+    await until(lambda: world.server.executor is None)
+    assert world.server.core.counters.plans_lost == 1
+    world.now += 0.1
+    second = await world.executor(b"e6", replace(READY, boot=Boot(6)))
+    again = await hear(second, StepPlan)
+    assert again.rows == plan.rows
+    assert again.step_id != plan.step_id
+
+
+async def test_a_heartbeat_keeps_an_executor(world):
+    executor = await world.executor()
+    for _ in range(3):
+        world.now += SILENCE_S - 0.1
+        await say(executor, Heartbeat(READY.boot))
+        await until(lambda: world.server.executor.heard_at == world.now)
+    assert world.server.executors_seen == 1
+
+
+async def test_an_executor_that_starts_over_is_taken_again(world):
+    executor = await world.executor()
+    world.now += 2.0
+    await say(executor, READY)
+    assert await hear(executor, Adopt) == Adopt(world.server.boot)
+    assert world.server.executors_seen == 2
+    assert world.server.core.counters.executor_losses == 1
+
+
+async def test_a_ready_that_crosses_its_adoption_changes_nothing(world):
+    executor = await world.executor()
+    await say(executor, READY)
+    assert await hear(executor, Adopt) == Adopt(world.server.boot)
+    assert world.server.executors_seen == 1
+
+
+async def test_a_second_executor_has_to_wait(world):
+    await world.executor()
+    second = world.peer("step", b"e6")
+    await say(second, replace(READY, boot=Boot(6)))
+    await say(second, StepResult(world.server.boot, 1, ()))  # whatever it says is nobody's
+    await say(second, Heartbeat(Boot(6)))
+    world.now += SILENCE_S + 0.1
+    await until(lambda: world.server.executor is None)
+    await say(second, replace(READY, boot=Boot(6)))
+    await hear(second, Adopt)
+    assert world.server.executor.peer == b"e6"
+
+
+async def test_phases_travel_from_the_executor_to_the_gateway(world):
+    gateway = await world.gateway()
+    executor = world.peer("step", b"e5")
+    await say(executor, Heartbeat(Boot(5), "loading weights 41 %"))
+    await hear(executor, Heartbeat)
+    await say(gateway, Heartbeat(Boot(9)))
+    assert (await hear(gateway, Heartbeat)).phase == "loading weights 41 %"
+
+
+async def test_a_gateway_that_comes_first_is_welcomed_when_the_model_is_there(world):
+    gateway = await world.gateway()
+    await until(lambda: world.server.gateways)
+    await world.executor()
+    assert (await hear(gateway, Welcome)).model == "toy"
+
+
+async def test_a_silent_gateway_loses_its_requests(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    await say(gateway, SUBMIT)
+    await hear(gateway, Accepted)
+    await run_plan(executor)
+    await hear(gateway, Tokens)
+    world.now += SILENCE_S - 0.1
+    await say(executor, Heartbeat(READY.boot))
+    await until(lambda: world.server.executor.heard_at == world.now)
+    world.now += 0.2
+    await until(lambda: not world.server.gateways)
+    await run_plan(executor)  # the plan in flight still holds the blocks
+    await until(lambda: world.server.core.usage().num_used == 0)
+    assert world.server.core.num_running == world.server.core.num_waiting == 0
+
+
+async def test_a_heartbeat_brings_what_a_gateway_missed(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    await say(gateway, SUBMIT)
+    await run_plan(executor)
+    await run_plan(executor)
+    await hear(gateway, Finished)
+    behind = Heartbeat(Boot(9), streams=(StreamPosition("cmpl-1", (1,)),))
+    await say(gateway, behind)
+    await say(gateway, behind)  # it still stands where it stood: the second token was lost
+    (run,) = (await hear(gateway, Tokens)).items
+    assert (run.start, run.token_ids) == (1, (70,))
+    assert (await hear(gateway, Finished)).length == 2
+
+
+async def test_a_result_that_lacks_a_draw_ends_that_request_with_an_error(world):
+    executor, gateway = await world.executor(), await world.gateway()
+    await say(gateway, SUBMIT)
+    plan = await hear(executor, StepPlan)
+    await say(executor, StepResult(plan.boot, plan.step_id, ()))
+    finished = await hear(gateway, Finished)
+    assert (finished.reason, finished.length) == ("error", 0)
+    assert finished.error
