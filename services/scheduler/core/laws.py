@@ -11,6 +11,7 @@ from services.scheduler.core.kv.allocator import Allocator
 from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.core.planner import SUSPECT_AFTER_LOSSES
 from services.scheduler.core.request import Request, Sequence
 from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
@@ -146,6 +147,9 @@ def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:
         need = blocks_in(row.first_position + len(row.token_ids), allocator.block_size)
         story = f"sequence {row.sequence_id}: {len(row.block_table)} blocks, {need} needed"
         _demand(len(row.block_table) == need, "law 6, a row's table ends at its tokens", story)
+    suspects = [r.request_id for r in sent.requests if r.num_losses >= SUSPECT_AFTER_LOSSES]
+    story = f"{suspects} share step {plan.step_id} with {len(sent.requests) - len(suspects)} others"
+    _demand(not suspects or len(sent.requests) == 1, "a suspect runs alone", story)
     written = Counter(
         block_id
         for row in plan.rows

@@ -5,6 +5,10 @@ for what each may compute. When no block is free the latest running request give
 settle, so nobody gets them in the same round (law 9), and who asked sits this round out. It is only
 when everybody went on that waiting requests start. A round in which nobody got anything but
 somebody gave way is no plan: the blocks settle and the walk begins again.
+
+A request in whose steps executors died twice in a row is a suspect: it gets steps of its own, while
+the others pause, until it has its next token. So innocent ones cost a step each, and a culprit is
+found at its third loss.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +28,7 @@ from shared.geometry import blocks_in
 from shared.ids import Boot, SequenceId
 from shared.messages import Move, PreemptionMode, Row, StepPlan
 
-ALONE_AFTER_LOSSES: Final = 2  # then a request shares its steps with nobody: it may be the cause
+SUSPECT_AFTER_LOSSES: Final = 2
 
 
 @dataclass(slots=True)
@@ -89,18 +93,25 @@ class Planner:
         return SentPlan(plan, draft.sent)
 
     def _walk(self) -> _Round:
-        running = [seq for request in self._book.running for seq in request.live_sequences]
-        draft = _Round(self._batching.open(running))
-        self._go_on(draft)
-        if not self._gave_way:
+        suspect = next((request for request in self._book.running if _is_suspect(request)), None)
+        if suspect is not None:
+            going_on = [suspect]
+        elif self._is_suspect_next():
+            going_on = []
+        else:
+            going_on = list(self._book.running)
+        sequences = [sequence for request in going_on for sequence in request.live_sequences]
+        draft = _Round(self._batching.open(sequences))
+        self._go_on(draft, going_on)
+        if suspect is None and not self._gave_way:
             self._start_waiting(draft)
         return draft
 
     # ----------------------------------------------------------------- those who run
 
-    def _go_on(self, draft: _Round) -> None:
+    def _go_on(self, draft: _Round, requests: list[Request]) -> None:
         """Oldest first, so whoever gives way comes later in the walk and has no row yet."""
-        for request in list(self._book.running):
+        for request in requests:
             if request.status is not Status.RUNNING:
                 continue  # it gave way to one before it
             for sequence in request.live_sequences:
@@ -143,30 +154,44 @@ class Planner:
 
     def _start_waiting(self, draft: _Round) -> None:
         """First come, first served: the first who does not fit holds up those behind it."""
-        book = self._book
-        if not book.waiting or any(r.num_losses >= ALONE_AFTER_LOSSES for r in book.running):
-            return
-        promised = sum(
-            self._blocks_to_come(sequence)
-            for request in book.running
-            for sequence in request.live_sequences
-        )
-        while book.waiting and draft.shares.left and len(book.running) < self._max_running:
-            request = book.waiting.first
-            need = sum(self._blocks_to_come(sequence) for sequence in request.live_sequences)
-            is_suspect = request.num_losses >= ALONE_AFTER_LOSSES
-            spare = self._watermark_blocks if book.running else 0
-            if self._allocator.pool.num_available - promised - need < spare:
+        promised = self._promised() if self._book.waiting else 0
+        while draft.shares.left and self._can_start_next(promised):
+            request = self._book.waiting.first
+            if _is_suspect(request) and draft.sent:
                 return
-            if is_suspect and book.running:
-                return
-            book.change(request, Change.START)
+            self._book.change(request, Change.START)
             for sequence in request.live_sequences:
                 sequence.table = self._allocator.start()
                 self._place(draft, request, sequence, draft.shares.grant_new(sequence))
                 promised += self._blocks_to_come(sequence)
-            if is_suspect:
+            if _is_suspect(request):
                 return
+
+    def _can_start_next(self, promised: int) -> bool:
+        """Whether blocks for all tokens of the next in line are free, above the watermark."""
+        book = self._book
+        if not book.waiting or len(book.running) >= self._max_running:
+            return False
+        need = sum(map(self._blocks_to_come, book.waiting.first.live_sequences))
+        spare = self._watermark_blocks if book.running else 0
+        return self._allocator.pool.num_available - promised - need >= spare
+
+    def _is_suspect_next(self) -> bool:
+        """Whether everybody else pauses because a suspect can start now."""
+        return (
+            not self._gave_way
+            and bool(self._book.waiting)
+            and _is_suspect(self._book.waiting.first)
+            and self._can_start_next(self._promised())
+        )
+
+    def _promised(self) -> int:
+        """Blocks that those who run need for tokens known but not yet placed."""
+        return sum(
+            self._blocks_to_come(sequence)
+            for request in self._book.running
+            for sequence in request.live_sequences
+        )
 
     def _blocks_to_come(self, sequence: Sequence) -> int:
         """Blocks that the known tokens of a sequence need and that it does not have yet."""
@@ -202,3 +227,7 @@ class Planner:
         draft.sent[sequence.sequence_id] = SentRow(request, sequence, does_sample)
         self._counters.computed_tokens += num_placed
         return num_placed
+
+
+def _is_suspect(request: Request) -> bool:
+    return request.num_losses >= SUSPECT_AFTER_LOSSES

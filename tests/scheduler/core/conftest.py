@@ -1,4 +1,5 @@
 import pytest
+
 from tests.scheduler.core.house import House
 
 

@@ -251,10 +251,8 @@ class House:
             prompt = tuple((ord(name[0]) * 7 + at * 3) % (VOCAB - 1) + 1 for at in range(prompt))
         params = sampling or SamplingParams(**{"max_tokens": max_tokens, **params})
         resumed = (GeneratedSequence(tuple(generated), finish),) if generated or finish else ()
-        submit = Submit(
-            RequestId(name), tuple(prompt), params, resumed, age_s=age_s, context=context,
-            key_hash=key_hash, **(extra or {}),
-        )  # fmt: skip
+        fields = {"generated": resumed, "age_s": age_s, "context": context, "key_hash": key_hash}
+        submit = Submit(RequestId(name), tuple(prompt), params, **{**fields, **(extra or {})})
         self.submits[name] = submit
         self.gateways[_gateway(gateway)].streams[name].tokens = list(generated)
         return self.handle(RequestArrived(self.later(), _gateway(gateway), submit))
