@@ -1,0 +1,219 @@
+import copy
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.executor.plan_check import BadPlan, LastStep, check_plan
+from shared.messages import PREVIOUS, Move, Row, Sample, StepPlan
+from shared.sampling import DrawParams
+from tests.executor.plans import GREEDY, LIMITS, plan, row, sample
+
+LAST = LastStep(step_id=4, tokens={1: 65, 2: None})
+
+
+def refusal(bad, last=None):
+    """Why the plan is refused."""
+    with pytest.raises(BadPlan) as refused:
+        check_plan(bad, LIMITS, last)
+    return str(refused.value)
+
+
+GOOD = [
+    plan(),
+    plan(row()),
+    plan(row(range(24), 0, range(6))),
+    plan(row((65,), 23, range(6))),
+    plan(row((65,), 0, (1, 2, 3))),  # a reservation: more blocks than tokens
+    plan(row((0, 511), 3, (7, 0)), row((65,), 4, (2, 1), sequence_id=2)),
+    plan(row((65,), 4, (0, 1)), row((65,), 4, (0, 2), sequence_id=2)),  # a shared first block
+    plan(row(samples=[sample(1), sample(2, index=1), sample(3, index=2)])),
+    plan(row(samples=[])),
+    plan(row(samples=[sample(draw=DrawParams(0.5, 0.9, 40, 0.1), seed=-(2**63))])),
+    plan(row(samples=[sample(banned_ids=(0, 256, 511))])),
+    plan(copies=(Move(0, 1), Move(0, 2))),
+    plan(swap_out=(Move(0, 1),), swap_in=(Move(0, 0),)),  # a swap-in after its own swap-out
+    plan(swap_in=(Move(3, 5),), copies=(Move(5, 6),)),
+]
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_what_keeps_the_laws_passes(good):
+    check_plan(good, LIMITS, None)
+    check_plan(good, LIMITS, LastStep(0))
+
+
+BAD = [
+    # places
+    (plan(row(())), "no tokens"),
+    (plan(row(first_position=-1)), "first position not in 0..23"),
+    (plan(row((65,), 24, range(7))), "first position not in 0..23"),
+    (plan(row((65,), 2**62, range(7))), "first position not in 0..23"),
+    (plan(row((65,), 2**70)), "beyond 64 bits"),
+    (plan(row((65, 66), 23, range(7))), "longer than max_model_len 24"),
+    (plan(row((65,), 4, (0,))), "does not cover"),
+    (plan(row((65,), 0, ())), "does not cover"),
+    # tables
+    (plan(row((65,), 0, (8,))), "not in the pool of 8 blocks"),
+    (plan(row((65,), 0, (-1,))), "not in the pool of 8 blocks"),
+    (plan(row((65,), 0, (0, 99))), "not in the pool of 8 blocks"),
+    (plan(row((65,), 0, (2**65,))), "beyond 64 bits"),
+    (plan(row(range(8), 0, (3, 3))), "in use twice"),
+    (plan(row((65,), 4, (3, 3))), "in use twice"),
+    (plan(row((65,), 4, (0, 1)), row((65,), 8, (0, 1, 2), sequence_id=2)), "in use twice"),
+    # tokens
+    (plan(row((512,))), "not in the vocabulary 0..511"),
+    (plan(row((-2,))), "not in the vocabulary 0..511"),
+    (plan(row((PREVIOUS, 65))), "PREVIOUS is not its last token"),
+    (plan(row((PREVIOUS,))), "PREVIOUS means step 0, the last to run is none"),
+    # sequences
+    (plan(row(), row(block_table=(1,))), "a sequence has two rows: 1"),
+    (plan(row(samples=[sample(5), sample(5)])), "a sequence has two samples: 5"),
+    # samples
+    (plan(row(samples=[sample(num_top=1)])), "num_top is not supported yet"),
+    (plan(row(samples=[sample(history=(1,))])), "history is not supported yet"),
+    (plan(row(samples=[sample(num_prompt=1)])), "history is not supported yet"),
+    (plan(row(samples=[sample(draw=None)])), "asks for nothing"),
+    (plan(row(samples=[sample(seed=2**63)])), "seed 9223372036854775808 is beyond 64 bits"),
+    (plan(row(samples=[sample(index=-1)])), "index -1"),
+    (plan(row(samples=[sample(banned_ids=(512,))])), "banned id 512 is not in the vocabulary"),
+    (plan(row(samples=[sample(draw=DrawParams(temperature=-1.0))])), "temperature"),
+    (plan(row(samples=[sample(draw=DrawParams(temperature=float("nan")))])), "temperature"),
+    (plan(row(samples=[sample(draw=DrawParams(top_p=0.0))])), "top_p"),
+    (plan(row(samples=[sample(draw=DrawParams(top_k=-1))])), "top_k"),
+    (plan(row(samples=[sample(draw=DrawParams(min_p=1.5))])), "min_p"),
+    (plan(row(samples=[sample(draw=DrawParams(presence_penalty=1.0))])), "presence_penalty"),
+    (plan(row(samples=[sample(draw=DrawParams(logit_bias=((1, 1.0),)))])), "logit_bias"),
+    (plan(row(prompt_logprobs=1)), "prompt_logprobs is not supported yet"),
+    # moves and copies
+    (plan(copies=(Move(0, 1), Move(1, 2))), "both source and destination: block 1"),
+    (plan(copies=(Move(0, 0),)), "both source and destination: block 0"),
+    (plan(copies=(Move(0, 2), Move(1, 2))), "destination twice: 2"),
+    (plan(copies=(Move(0, 8),)), "destination 8 is not in the gpu pool of 8"),
+    (plan(copies=(Move(-1, 0),)), "source -1 is not in the gpu pool of 8"),
+    (plan(swap_out=(Move(0, 4),)), "destination 4 is not in the cpu pool of 4"),
+    (plan(swap_in=(Move(4, 0),)), "source 4 is not in the cpu pool of 4"),
+    (plan(swap_out=(Move(0, 1), Move(2, 1))), "destination twice: 1"),
+    (plan(swap_in=(Move(0, 1), Move(2, 1))), "destination twice: 1"),
+    (plan(swap_in=(Move(0, 1),), copies=(Move(2, 1),)), "destination twice: block 1"),
+    (plan(swap_out=(Move(0, 1),), swap_in=(Move(1, 2),)), "destination is source: block 1"),
+]
+
+
+@pytest.mark.parametrize(("bad", "why"), BAD, ids=[why for _, why in BAD])
+def test_what_breaks_a_law_is_refused_and_named(bad, why):
+    assert why in refusal(bad)
+
+
+def test_the_refusal_names_the_row():
+    bad = plan(row(), row((65,), 5, (1,), sequence_id=77))
+    assert refusal(bad).startswith("row of sequence 77: ")
+    assert "sample of sequence 5" in refusal(plan(row(samples=[sample(5, num_top=2)])))
+
+
+@pytest.mark.parametrize("step_id", [4, 3, -1])
+def test_steps_go_forward(step_id):
+    assert refusal(plan(row(), step_id=step_id), LAST) == (
+        f"step {step_id} comes after step 4; ids must grow"
+    )
+
+
+def test_previous_is_what_the_step_before_drew():
+    check_plan(plan(row((PREVIOUS,)), step_id=5), LIMITS, LAST)
+    check_plan(plan(row((64, PREVIOUS)), step_id=5), LIMITS, LAST)
+    check_plan(plan(row((PREVIOUS,), sequence_id=2), step_id=5), LIMITS, LAST)  # it failed alone
+    assert "drew nothing for it" in refusal(plan(row((PREVIOUS,), sequence_id=3), step_id=5), LAST)
+    assert "the last to run is step 4" in refusal(plan(row((PREVIOUS,)), step_id=6), LAST)
+
+
+NUMBERS = st.one_of(
+    st.integers(-3, 12), st.sampled_from([23, 24, 511, 512, -(2**31), 2**31, 2**63, 2**64, 2**80])
+)
+IDS = st.lists(NUMBERS, max_size=7).map(tuple)
+MOVES = st.lists(st.builds(Move, NUMBERS, NUMBERS), max_size=3).map(tuple)
+FLOATS = st.floats() | st.sampled_from([0.0, 0.5, 1.0])
+DRAWS = st.none() | st.builds(
+    DrawParams,
+    temperature=FLOATS, top_p=FLOATS, top_k=NUMBERS, min_p=FLOATS, presence_penalty=FLOATS,
+)  # fmt: skip
+SAMPLES = st.builds(
+    Sample,
+    sequence_id=NUMBERS, index=NUMBERS, seed=NUMBERS, draw=st.just(GREEDY) | DRAWS,
+    history=st.just(()) | IDS, num_prompt=st.just(0) | NUMBERS, banned_ids=IDS,
+    num_top=st.just(0) | NUMBERS,
+)  # fmt: skip
+ROWS = st.builds(
+    Row,
+    sequence_id=NUMBERS, token_ids=IDS, first_position=NUMBERS, block_table=IDS,
+    samples=st.lists(SAMPLES, max_size=2).map(tuple),
+    prompt_logprobs=st.none() | st.none() | NUMBERS,
+)  # fmt: skip
+PLANS = st.builds(
+    StepPlan,
+    boot=st.just(7), step_id=NUMBERS, rows=st.lists(ROWS, max_size=4).map(tuple),
+    swap_out=st.just(()) | MOVES, swap_in=st.just(()) | MOVES, copies=st.just(()) | MOVES,
+)  # fmt: skip
+
+
+def is_safe(wild, last):
+    """The laws again, one token at a time: may native code see this plan?"""
+    gpu, cpu, size = range(8), range(4), LIMITS.block_size
+    for moves, source, destination in (
+        (wild.swap_out, gpu, cpu), (wild.swap_in, cpu, gpu), (wild.copies, gpu, gpu),
+    ):  # fmt: skip
+        if any(m.source not in source or m.destination not in destination for m in moves):
+            return False
+    written = [
+        row.block_table[p // size] if p // size < len(row.block_table) else None
+        for row in wild.rows
+        for p in range(row.first_position, row.first_position + len(row.token_ids))
+    ]
+    every = [block for row in wild.rows for block in row.block_table]
+    return (
+        all(block in gpu for block in every)
+        and all(row.token_ids and row.first_position >= 0 for row in wild.rows)
+        and all(row.first_position + len(row.token_ids) <= 24 for row in wild.rows)
+        and all(block is not None and every.count(block) == 1 for block in written)
+        and all(
+            token in range(512) or (token == PREVIOUS and row.sequence_id in last.tokens)
+            for row in wild.rows
+            for token in row.token_ids
+        )
+        and all(b in range(512) for row in wild.rows for s in row.samples for b in s.banned_ids)
+    )
+
+
+@settings(max_examples=600, deadline=None)
+@given(PLANS)
+def test_no_wild_plan_passes_that_is_not_safe(wild):
+    before = copy.deepcopy(LAST)
+    try:
+        check_plan(wild, LIMITS, LAST)
+    except BadPlan:
+        pass
+    else:
+        assert is_safe(wild, LAST)
+    assert before == LAST
+
+
+CHANGES = [
+    lambda r, n: replace(r, first_position=n),
+    lambda r, n: replace(r, token_ids=(*r.token_ids, n)),
+    lambda r, n: replace(r, block_table=(*r.block_table[:-1], n)),
+    lambda r, n: replace(r, block_table=r.block_table[:-1]),
+    lambda r, n: replace(r, sequence_id=n),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(GOOD[2:7]), st.integers(0, 1), st.sampled_from(CHANGES), NUMBERS)
+def test_no_good_plan_with_one_change_passes_that_is_not_safe(good, index, change, number):
+    rows = list(good.rows)
+    rows[index % len(rows)] = change(rows[index % len(rows)], number)
+    changed = replace(good, rows=tuple(rows), step_id=5)
+    try:
+        check_plan(changed, LIMITS, LAST)
+    except BadPlan:
+        return
+    assert is_safe(changed, LAST)
