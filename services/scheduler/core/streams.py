@@ -3,8 +3,8 @@
 Every sequence's tokens are kept until its gateway says `Done`. A message that is lost is never
 noticed here; the gateway's heartbeats show it. A stream is *stalled* when two heartbeats in a row
 show it at the same position although there was more to be had at the first of them already; then
-all after that position is sent again. Tokens that are merely on their way cost at most a repeat,
-which `TokenRun.start` shows for what it is.
+`Accepted` and all after that position are sent again. Tokens that are merely on their way cost at
+most a repeat, which `TokenRun.start` shows for what it is.
 """
 
 from services.scheduler.core.commands import Reply
@@ -138,6 +138,8 @@ class Streams:
             if now.position == then.position
             and (then.num_generated > then.position or then.is_finished)
         ]
+        if stalled:
+            self.accepted(request)
         self._counters.resent_runs += len(stalled)
         for sequence in stalled:
             self._send_run(request, sequence, _position(positions, sequence))

@@ -191,6 +191,7 @@ class House:
         self.in_flight: list[StepPlan] = []
         self.plans: list[StepPlan] = []
         self.commands = []
+        self.history = []
         self.events = []
         self.submits = {}
         if join:
@@ -203,12 +204,14 @@ class House:
         self.events.append(event)
         commands = self.core.handle(event)
         self.commands = commands
+        self.history.append(commands)
         told = [
             command.gateway
             for command in commands
             if isinstance(command, Reply) and isinstance(command.message, Tokens)
         ]
-        assert len(told) == len(set(told)), "one message of tokens for each gateway"
+        if isinstance(event, StepFinished):
+            assert len(told) == len(set(told)), "one message of tokens for each gateway and step"
         for command in commands:
             match command:
                 case RunStep(plan):
@@ -254,7 +257,9 @@ class House:
         fields = {"generated": resumed, "age_s": age_s, "context": context, "key_hash": key_hash}
         submit = Submit(RequestId(name), tuple(prompt), params, **{**fields, **(extra or {})})
         self.submits[name] = submit
-        self.gateways[_gateway(gateway)].streams[name].tokens = list(generated)
+        self.gateways[_gateway(gateway)].streams[name].tokens = list(
+            submit.generated[0].token_ids if submit.generated else ()
+        )
         return self.handle(RequestArrived(self.later(), _gateway(gateway), submit))
 
     def step(self, times=1, failing_rows=()):

@@ -1,0 +1,191 @@
+"""Random walks over everything that can happen: every law after every event, every answer right."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.scheduler.core.walker import GATEWAYS, Walker, random_walk
+
+ANY = st.integers(0, 99)
+GATEWAY = st.sampled_from(GATEWAYS)
+
+
+class Walk(RuleBasedStateMachine):
+    """Hypothesis chooses the house and the moves, and shrinks what breaks."""
+
+    walker = None
+
+    @initialize(
+        num_blocks=st.integers(3, 12),
+        block_size=st.sampled_from((1, 2, 3, 4, 8)),
+        max_num_seqs=st.sampled_from((1, 2, 3, 256)),
+        max_num_batched_tokens=st.sampled_from((1, 2, 5, 16, 512)),
+        watermark=st.sampled_from((0.0, 0.01, 0.3)),
+        join=st.booleans(),
+    )
+    def build(self, **house):
+        self.walker = Walker(max_model_len=40, stream_ttl_s=50.0, **house)
+
+    @rule(
+        prompt=st.integers(1, 18),
+        max_tokens=st.sampled_from((None, 0, 1, 2, 5, 9, 20)),
+        gateway=GATEWAY,
+        seed=st.integers(0, 2),
+        ignore_eos=st.booleans(),
+        min_tokens=st.sampled_from((0, 0, 3)),
+        stops=st.sampled_from(((), (3,), (0, 7))),
+        age_s=st.sampled_from((0.0, 0.0, 0.0015, 9.0)),
+    )
+    def submit(self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s):
+        params = {
+            "seed": seed,
+            "ignore_eos": ignore_eos,
+            "min_tokens": min_tokens,
+            "stop_token_ids": stops,
+        }
+        self.walker.submit(prompt, max_tokens, gateway, params, age_s)
+
+    @rule(times=st.integers(1, 6))
+    def step(self, times):
+        self.walker.step(times)
+
+    @rule(which=ANY)
+    def row_error(self, which):
+        self.walker.step_with_row_error(which)
+
+    @rule()
+    def refuse_step(self):
+        self.walker.refuse_step()
+
+    @rule(which=ANY)
+    def cancel(self, which):
+        self.walker.cancel(which)
+
+    @rule(which=ANY)
+    def stop_string(self, which):
+        self.walker.stop_string(which)
+
+    @rule(which=ANY)
+    def done(self, which):
+        self.walker.done(which)
+
+    @rule(which=ANY, gateway=GATEWAY)
+    def attach(self, which, gateway):
+        self.walker.attach(which, gateway)
+
+    @rule(which=ANY)
+    def submit_again(self, which):
+        self.walker.submit_again(which)
+
+    @rule(gateway=GATEWAY, times=st.integers(1, 3))
+    def beat(self, gateway, times):
+        for _ in range(times):
+            self.walker.beat(gateway)
+
+    @rule(gateway=GATEWAY)
+    def deaf(self, gateway):
+        self.walker.turn_deaf(gateway)
+
+    @rule(gateway=GATEWAY)
+    def hear(self, gateway):
+        self.walker.hear_again(gateway)
+
+    @rule(gateway=GATEWAY)
+    def lose_gateway(self, gateway):
+        self.walker.lose_gateway(gateway)
+
+    @rule()
+    def lose_executor(self):
+        self.walker.lose_executor()
+
+    @rule()
+    def join(self):
+        if self.walker.house.executor is None:
+            self.walker.join()
+
+    @rule(num_blocks=st.integers(3, 12))
+    def join_another(self, num_blocks):
+        self.walker.join(num_blocks)
+
+    @rule()
+    def restart(self):
+        self.walker.restart()
+
+    @rule(seconds=st.sampled_from((0.1, 3.0)))
+    def tick(self, seconds):
+        self.walker.tick(seconds)
+
+    @invariant()
+    def all_is_well(self):
+        if self.walker is not None:
+            self.walker.check()
+
+    def teardown(self):
+        if self.walker is not None:
+            self.walker.end()
+
+
+Walk.TestCase.settings = settings(
+    max_examples=600,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestWalk = Walk.TestCase
+
+
+HOUSES = {
+    "tiny": {"num_blocks": 6, "block_size": 4, "max_model_len": 40},
+    "chunks": {
+        "num_blocks": 9, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 5,
+        "max_num_seqs": 4,
+    },
+    "single places": {"num_blocks": 40, "block_size": 1, "max_model_len": 48, "watermark": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", sorted(HOUSES))
+def test_a_long_walk_in_which_everything_happens(name, seed):
+    walker = random_walk(seed, 2_000, **HOUSES[name])
+    walker.end()
+    must = {
+        "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
+        "row error", "executor lost",
+    }  # fmt: skip
+    assert must <= set(+walker.happened), f"never happened: {must - set(+walker.happened)}"
+
+
+def story_of_a_walk(seed):
+    """A digest of every command of a walk."""
+    history = random_walk(seed, 1_000, **HOUSES["chunks"]).house.history
+    assert sum(map(len, history)) > 800
+    return hashlib.sha256(repr(history).encode()).hexdigest()
+
+
+def test_the_same_events_give_the_same_commands():
+    assert story_of_a_walk(5) == story_of_a_walk(5)
+    assert story_of_a_walk(5) != story_of_a_walk(6)
+
+
+def test_the_same_events_give_the_same_commands_whatever_pythonhashseed():
+    script = "from tests.scheduler.core.test_walk import story_of_a_walk as s; print(s(5))"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout.strip()
+        for seed in ("0", "1", "12345")
+    }
+    assert told == {story_of_a_walk(5)}
