@@ -20,6 +20,7 @@ from shared.model_source import find_model
 from shared.settings import GatewaySettings
 
 KEEPALIVE_S: Final = 620.0  # longer than any balancer's own (nginx 60, ALB 60, Google 600)
+LINGERING_S: Final = 1.0  # the rest of a refused body is read so long, then the connection ends
 BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 2.0  # for error events to go out when the drain is over
 
@@ -49,6 +50,7 @@ class Gateway:
         self._link_task: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._address: tuple[str, int] | None = None
         gauges.OPEN_REQUESTS.set_function(lambda: self._link.num_open)
 
     @property
@@ -59,10 +61,9 @@ class Gateway:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port it listens on."""
-        if self._server is None:
+        if self._address is None:
             raise RuntimeError("start comes first")
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
+        return self._address
 
     async def start(self) -> None:
         """Listen, and connect to the scheduler (which may come later).
@@ -77,6 +78,7 @@ class Gateway:
             logger=_http_noise,
             handler_cancellation=True,
             keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGERING_S,
             shutdown_timeout=_LAST_WORDS_S,
         )
         await runner.setup()
@@ -92,6 +94,7 @@ class Gateway:
                 f"cannot listen on {host}:{port} ({error.strerror}): choose another --port, or "
                 "stop what listens there"
             ) from error
+        self._address = self._server.sockets[0].getsockname()[:2]
         self._link_task = asyncio.create_task(self._link.run(), name="scheduler link")
 
     async def run_until(self, leave: asyncio.Event) -> None:

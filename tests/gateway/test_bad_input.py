@@ -1,0 +1,378 @@
+"""Everything a client can get wrong: a clear 4xx in OpenAI's form, and a server that goes on."""
+
+import asyncio
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gateway.request_body import MalformedBody, parse_object
+from shared.messages import Submit
+from tests.gateway.house import House, open_house
+
+CHAT = [{"role": "user", "content": "Hi"}]
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+async def refused(house: House, path: str, fields: dict[str, Any]) -> tuple[int, str, str, str]:
+    """(status, param, code, message); the form is checked, and that nothing was submitted."""
+    status, told = await house.post(path, **fields)
+    assert 400 <= status < 500, told
+    assert set(told) == {"error"}
+    error = told["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert not house.scheduler.of(Submit), "the pool must not hear of it"
+    assert (await house.complete())["choices"][0]["text"] == "ok", "the server goes on"
+    return status, error["param"], error["code"], error["message"]
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "required"),
+    ({"prompt": None}, "prompt", "required"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": 5}, "prompt", "string"),
+    ({"prompt": True}, "prompt", "string"),
+    ({"prompt": {"a": 1}}, "prompt", "string"),
+    ({"max_tokens": "5"}, "max_tokens", "integer"),
+    ({"max_tokens": 5.0}, "max_tokens", "integer"),
+    ({"max_tokens": True}, "max_tokens", "integer"),
+    ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0, not -1"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": 10**12}, "max_tokens", "less than"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "above max_tokens 3"),
+    ({"temperature": -0.1}, "temperature", "from 0 to 100"),
+    ({"temperature": 1e300}, "temperature", "from 0 to 100"),
+    ({"temperature": "hot"}, "temperature", "number"),
+    ({"temperature": True}, "temperature", "number"),
+    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": 1.01}, "top_p", "at most 1"),
+    ({"top_k": -2}, "top_k", "-1"),
+    ({"top_k": 1.5}, "top_k", "integer"),
+    ({"min_p": 2}, "min_p", "from 0 to 1"),
+    ({"seed": 2**63}, "seed", "64-bit"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"n": 0}, "n", "at least 1"),
+    ({"n": 10**30}, "n", ""),
+    ({"stop": ""}, "stop[0]", "empty"),
+    ({"stop": ["a", ""]}, "stop[1]", "empty"),
+    ({"stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"stop": "x" * 1025}, "stop[0]", "at most 1024"),
+    ({"stop": 7}, "stop", "list"),
+    ({"stop": [7]}, "stop[0]", "string"),
+    ({"stop_token_ids": [512]}, "stop_token_ids", "vocabulary (0..511)"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "vocabulary"),
+    ({"stop_token_ids": [1] * 257}, "stop_token_ids", "256"),
+    ({"stop_token_ids": "1"}, "stop_token_ids", "list"),
+    ({"stream": 1}, "stream", "boolean"),
+    ({"stream": "true"}, "stream", "boolean"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream to true"),
+    (
+        {"stream": True, "stream_options": {"include_usage": "yes"}},
+        "stream_options.include_usage",
+        "boolean",
+    ),
+    ({"stream": True, "stream_options": {"surprise": 1}}, "stream_options.surprise", "not a field"),
+    ({"echo": 1}, "echo", "boolean"),
+    ({"temprature": 1}, "temprature", "not a field"),
+    ({"user": 5}, "user", "string"),
+    ({"metadata": {"a": 1}}, "metadata.a", "string"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), BAD_COMPLETIONS, ids=repr)
+async def test_a_bad_completion_field_is_named(house, fields, param, said) -> None:
+    fields = fields if "prompt" in fields or not fields else {"prompt": "Hi", **fields}
+    status, told, _, message = await refused(house, COMPLETIONS, fields)
+    assert (status, told) == (400, param)
+    assert said in message
+    assert len(message) < 400
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "messages", "required"),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": "Hi"}, "messages", "list"),
+    ({"messages": ["Hi"]}, "messages[0]", ""),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+    ({"messages": [*CHAT, {"role": "user", "content": 5}]}, "messages[1].content", "string"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0].role", "required"),
+    ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "'user'"),
+    (
+        {"messages": CHAT, "max_tokens": 5, "max_completion_tokens": 6},
+        "max_completion_tokens",
+        "max_tokens is 5",
+    ),
+    ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"messages": CHAT, "max_completion_tokens": -5}, "max_completion_tokens", "not -5"),
+    ({"messages": [{**CHAT[0], "mood": "x"}]}, "messages[0].mood", "not a field"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), BAD_CHATS, ids=repr)
+async def test_a_bad_chat_field_is_named(house, fields, param, said) -> None:
+    status, told, _, message = await refused(house, CHATS, fields)
+    assert (status, told) == (400, param)
+    assert said in message
+
+
+NOT_YET = [
+    (COMPLETIONS, "n", {"n": 2}),
+    (COMPLETIONS, "best_of", {"best_of": 3}),
+    (COMPLETIONS, "logprobs", {"logprobs": 0}),
+    (COMPLETIONS, "logprobs", {"logprobs": 1}),
+    (COMPLETIONS, "suffix", {"suffix": "x"}),
+    (COMPLETIONS, "prompt", {"prompt": ["a", "b"]}),
+    (COMPLETIONS, "prompt", {"prompt": [1, 2]}),
+    (COMPLETIONS, "frequency_penalty", {"frequency_penalty": 0.5}),
+    (COMPLETIONS, "repetition_penalty", {"repetition_penalty": 1.1}),
+    (COMPLETIONS, "logit_bias", {"logit_bias": {"5": 1}}),
+    (COMPLETIONS, "use_beam_search", {"use_beam_search": True}),
+    (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": 0}),
+    (COMPLETIONS, "store", {"store": True}),
+    (COMPLETIONS, "service_tier", {"service_tier": "flex"}),
+    (COMPLETIONS, "priority", {"priority": 1}),
+    (COMPLETIONS, "max_completion_tokens", {"max_completion_tokens": 3}),
+    (CHATS, "logprobs", {"logprobs": True}),
+    (CHATS, "tools", {"tools": [{"type": "function"}]}),
+    (CHATS, "tool_choice", {"tool_choice": "auto"}),
+    (CHATS, "response_format", {"response_format": {"type": "json_object"}}),
+    (CHATS, "chat_template", {"chat_template": "x"}),
+    (CHATS, "messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    (CHATS, "messages[0].name", {"messages": [{**CHAT[0], "name": "x"}]}),
+    (CHATS, "messages[0].content", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    (
+        CHATS,
+        "stream_options.continuous_usage_stats",
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "param", "fields"), NOT_YET, ids=repr)
+async def test_what_is_not_honoured_is_refused_never_ignored(house, path, param, fields) -> None:
+    base: dict[str, Any] = {"prompt": "Hi"} if path == COMPLETIONS else {"messages": CHAT}
+    status, told, code, message = await refused(house, path, base | fields)
+    assert (status, told, code) == (400, param, "unsupported_parameter")
+    assert "leave it out" in message
+
+
+NEUTRAL = [
+    {"n": 1, "best_of": 1, "logprobs": None, "suffix": None, "user": "x", "service_tier": "auto"},
+    {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "stop": None},
+    {"store": False, "metadata": {}, "seed": None, "stream_options": None},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=repr)
+async def test_what_asks_for_nothing_is_taken(house: House, fields: dict[str, Any]) -> None:
+    assert (await house.complete(**fields))["choices"][0]["text"] == "ok"
+
+
+BODIES = [
+    (b"", "no JSON"),
+    (b"{", "no JSON"),
+    (b"[1]", "must be a JSON object"),
+    (b'"x"', "must be a JSON object"),
+    (b"null", "must be a JSON object"),
+    (b'{"prompt": "a"} x', "no JSON"),
+    (b'{"prompt": "\xff"}', "not UTF-8 (byte 12)"),
+    ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
+    (b'\xef\xbb\xbf{"prompt": "a"}', "no JSON"),
+    (b'{"prompt": "\\ud83d"}', "surrogate"),
+    (b'{"prompt": "\\ude00\\ud83d"}', "surrogate"),
+    (b'{"prompt": "a", "stop": ["\\udfff"]}', "surrogate"),
+    (b'{"prompt": "a", "\\udfff": 1}', "surrogate"),
+    (b'{"prompt": "a", "prompt": "b"}', "twice"),
+    (b'{"prompt": "a", "temperature": NaN}', "NaN"),
+    (b'{"prompt": "a", "temperature": -Infinity}', "Infinity"),
+    (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "integer"),
+    (b'{"prompt": ' + b"[" * 100_000, "nested"),
+    (b'{"metadata": ' + b'{"a":' * 100 + b"1" + b"}" * 101, "nested"),
+    (b"{'prompt': 'a'}", "no JSON"),
+    (b'{"prompt": "a",}', "no JSON"),
+    (b'{"prompt": "a\nb"}', "no JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "said"), BODIES, ids=lambda value: repr(value)[:40])
+async def test_a_malformed_body_is_400(house: House, body: bytes, said: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with house.http.post(house.url + COMPLETIONS, data=body, headers=headers) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert said in error["message"]
+    assert len(error["message"]) < 400
+    assert not house.scheduler.of(Submit)
+    assert (await house.get("/health"))[0] == 200
+
+
+def test_surrogate_pairs_are_text() -> None:
+    assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+    with pytest.raises(MalformedBody) as caught:
+        parse_object(b'{"a": {"b": ["x", "\\ud83d"]}}')
+    assert caught.value.param == "a.b[1]"
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1", None],
+)
+async def test_a_wrong_content_type_is_415(house: House, content_type: str | None) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    skip = [] if content_type else ["Content-Type"]
+    async with house.http.post(
+        house.url + COMPLETIONS, data=b'{"prompt":"a"}', headers=headers, skip_auto_headers=skip
+    ) as response:
+        assert response.status == 415
+        assert "application/json" in (told := (await response.json())["error"]["message"]) or (
+            "UTF-8" in told
+        )
+
+
+async def test_a_charset_of_utf8_is_fine(house: House) -> None:
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    async with house.http.post(
+        house.url + COMPLETIONS, data=b'{"prompt":"a"}', headers=headers
+    ) as response:
+        assert response.status == 200
+
+
+async def test_an_unknown_model_is_404(house: House) -> None:
+    status, told = await house.post(COMPLETIONS, prompt="Hi", model="gpt-9")
+    assert (status, told["error"]["param"], told["error"]["code"]) == (
+        404,
+        "model",
+        "model_not_found",
+    )
+    assert "toy" in told["error"]["message"]
+    assert (await house.get("/v1/models/gpt-9"))[0] == 404
+
+
+async def test_unknown_paths_and_methods_answer_in_the_same_form(house: House) -> None:
+    status, told = await house.get("/v1/nothing")
+    assert (status, told["error"]["code"]) == (404, "not_found")
+    async with house.http.get(house.url + COMPLETIONS) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+async def test_a_prompt_over_the_context_names_both_numbers(tmp_path: Path) -> None:
+    """R20, as far as the gateway sees it."""
+    async with open_house(tmp_path, scheduler_options={"max_model_len": 16384}) as house:
+        status, param, code, message = await refused(house, COMPLETIONS, {"prompt": "x" * 122_946})
+    assert (status, param, code) == (400, "prompt", "context_length_exceeded")
+    assert "16384" in message
+    assert "122946" in message
+
+
+async def test_a_far_too_long_prompt_is_refused_without_counting(house: House) -> None:
+    body = io.BytesIO(json.dumps({"prompt": "x" * 3_000_000}).encode())
+    headers = {"Content-Type": "application/json"}
+    async with house.http.post(house.url + COMPLETIONS, data=body, headers=headers) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "at least 3000000 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_a_body_over_the_limit_is_413(tmp_path: Path, has_length: bool) -> None:
+    async with open_house(tmp_path, max_body_bytes=10_000) as house:
+        body = json.dumps({"prompt": "x" * 20_000}).encode()
+
+        async def portions():
+            for start in range(0, len(body), 1000):
+                yield body[start : start + 1000]
+
+        async with house.http.post(
+            house.url + COMPLETIONS,
+            data=body if has_length else portions(),
+            headers={"Content-Type": "application/json"},
+        ) as response:
+            assert response.status == 413
+            error = (await response.json())["error"]
+        assert error["code"] == "request_too_large"
+        assert "10000" in error["message"]
+        assert (await house.complete())["choices"][0]["text"] == "ok"
+
+
+async def test_a_small_gzip_cannot_hide_a_large_body(tmp_path: Path) -> None:
+    async with open_house(tmp_path, max_body_bytes=10_000) as house:
+        packed = gzip.compress(json.dumps({"prompt": "x" * 2_000_000}).encode())
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        async with house.http.post(
+            house.url + COMPLETIONS, data=packed, headers=headers
+        ) as response:
+            assert response.status == 413
+
+
+async def test_a_broken_gzip_is_400(house: House) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with house.http.post(
+        house.url + COMPLETIONS, data=b"not gzip at all", headers=headers
+    ) as response:
+        assert response.status == 400
+
+
+async def raw(house: House, sent: bytes) -> bytes:
+    """What the server says to these bytes, to its closing of the connection."""
+    host, port = house.gateway.address
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(sent)
+    async with asyncio.timeout(10):
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_half_a_body_that_hangs_is_408_and_closed(tmp_path: Path) -> None:
+    async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
+        told = await raw(
+            house,
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 100\r\n\r\n{"prompt": "He',
+        )
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert b'"code": "request_timeout"' in told
+        assert (await house.complete())["choices"][0]["text"] == "ok"
+
+
+async def test_half_a_head_that_hangs_is_408_and_closed(tmp_path: Path) -> None:
+    async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
+        told = await raw(house, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConte")
+        assert told.startswith(b"HTTP/1.1 408 ")
+        head, _, body = told.partition(b"\r\n\r\n")
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+        assert b"Content-Length: %d" % len(body) in head
+
+
+async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
+    async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
+        assert await raw(house, b"") == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 300 + b"\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+    ],
+    ids=lambda value: repr(value[:30]),
+)
+async def test_bad_http_is_a_4xx(house: House, sent: bytes) -> None:
+    told = await raw(house, sent)
+    assert told.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    assert (await house.get("/health"))[0] == 200

@@ -1,0 +1,104 @@
+"""Chat templates as transformers renders them."""
+
+import pytest
+
+from services.gateway.chat import ChatTemplate
+from services.gateway.tokenizer import ChatFormat, load_tokenizer
+from shared.errors import InvalidField, StartError
+from shared.model_source import find_model
+
+USER = {"role": "user", "content": "Hi <b>&"}
+
+
+def render(template: str, *messages, **special) -> str:
+    return ChatTemplate(ChatFormat(template, special)).render(messages or [USER])
+
+
+def test_special_tokens_and_generation_prompt_are_there() -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}{% if add_generation_prompt %}|{% endif %}"
+    assert render(template, bos_token="<s>") == "<s>Hi <b>&|"
+
+
+def test_blocks_are_trimmed_and_loops_can_break() -> None:
+    template = (
+        "{% for m in messages %}\n  {% if loop.index0 %}{% break %}{% endif %}\n"
+        "{{ m.role }}\n{% endfor %}"
+    )
+    assert render(template, USER, USER) == "user\n"
+
+
+def test_tojson_does_not_escape_html() -> None:
+    assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b>&"}'
+
+
+def test_generation_blocks_are_just_text() -> None:
+    assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}") == "user"
+
+
+def test_the_time_can_be_asked() -> None:
+    assert len(render("{{ strftime_now('%Y') }}")) == 4
+
+
+def test_what_a_template_refuses_is_the_clients_error() -> None:
+    with pytest.raises(InvalidField, match="roles must alternate") as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[0]['content'] + 1 }}", "{{ messages[7].content.x }}", "{{ 1 / 0 }}", "", "{# #}"],
+)
+def test_a_template_that_fails_is_refused_not_a_crash(template: str) -> None:
+    with pytest.raises(InvalidField):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+    ],
+)
+def test_the_sandbox_holds(template: str) -> None:
+    with pytest.raises(InvalidField):
+        render(template)
+
+
+def test_a_template_that_is_none_is_a_start_error() -> None:
+    with pytest.raises(StartError, match="chat template"):
+        ChatTemplate(ChatFormat("{% for %}", {}))
+
+
+@pytest.mark.model
+def test_the_real_template_over_several_turns() -> None:
+    template = ChatTemplate(load_tokenizer(find_model("smollm2-135m-instruct")).chat)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Bye"},
+    ]
+    assert template.render(messages) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert template.render(messages[1:2]).startswith(
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM"
+    )
+
+
+@pytest.mark.model
+def test_the_real_template_as_transformers_renders_it() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    chat = load_tokenizer(find_model("smollm2-135m-instruct")).chat
+    messages = [USER, {"role": "assistant", "content": " x\n"}, USER]
+    (theirs,), _ = render_jinja_template(
+        [messages], chat_template=chat.template, add_generation_prompt=True, **chat.special_tokens
+    )
+    assert ChatTemplate(chat).render(messages) == theirs

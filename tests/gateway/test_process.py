@@ -1,0 +1,181 @@
+"""The gateway as a process: starting, draining, leaving, and what it must not need."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.gateway.app import serve
+from shared.errors import StartError
+from shared.messages import Submit
+from shared.settings import GatewaySettings
+from tests.gateway.house import House, open_house, text_of
+
+PATH = "/v1/completions"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_a_busy_port_is_a_start_error_that_names_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = GatewaySettings(model="toy", port=port, request_endpoint=f"ipc://{tmp_path}/r")
+        with pytest.raises(StartError, match=f"{port}.*--port"):
+            await serve(settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    port = free_port()
+    settings = GatewaySettings(model="toy", port=port, request_endpoint=f"ipc://{tmp_path}/r")
+    serving = asyncio.create_task(serve(settings))
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.01)
+        writer.close()
+        await writer.wait_closed()
+        os.kill(os.getpid(), number)
+        await serving
+
+
+async def test_open_streams_finish_while_it_drains(house: House) -> None:
+    house.scheduler.holds = True
+    async with house.stream(PATH, prompt="Hi") as events:
+        submit = await house.scheduler.submitted()
+        draining = asyncio.create_task(house.gateway.drain())
+        await house.scheduler.until_next()
+        house.scheduler.run(submit.request_id, "whole")
+        house.scheduler.finish(submit.request_id)
+        told = await events.rest()
+    assert text_of(told) == "whole"
+    assert told[-1] == "[DONE]"
+    await draining
+
+
+async def test_new_requests_on_old_connections_are_503_while_it_drains(house: House) -> None:
+    house.scheduler.holds = True
+    await house.get("/health")  # leaves a connection that is kept alive
+    async with house.stream(PATH, prompt="Hi") as events:
+        submit = await house.scheduler.submitted()
+        await house.get("/health")
+        draining = asyncio.create_task(house.gateway.drain())
+        await asyncio.sleep(0)
+        status, told = await house.get("/health/ready")
+        assert (status, told["phase"]) == (503, "draining")
+        async with house.http.post(house.url + PATH, json={"prompt": "x"}) as response:
+            assert response.status == 503
+            assert response.headers["Connection"] == "close"
+        house.scheduler.finish(submit.request_id)
+        await events.rest()
+    await draining
+
+
+async def test_a_drain_that_lasts_too_long_ends_streams_with_an_error(tmp_path: Path) -> None:
+    async with open_house(tmp_path, shutdown_timeout=0.1) as house:
+        house.scheduler.holds = True
+        async with house.stream(PATH, prompt="Hi") as events:
+            await house.scheduler.submitted()
+            draining = asyncio.create_task(house.gateway.drain())
+            told = await events.rest()
+        assert "shutting down" in told[-2]["error"]["message"]
+        assert told[-1] == "[DONE]"
+        await draining
+
+
+async def test_models_version_health_and_metrics(house: House) -> None:
+    status, models = await house.get("/v1/models")
+    assert status == 200
+    assert [card["id"] for card in models["data"]] == ["toy"]
+    assert models["data"][0]["max_model_len"] == 8192
+    assert (await house.get("/v1/models/toy"))[1]["object"] == "model"
+    assert "version" in (await house.get("/version"))[1]
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert (await house.get(path))[0] == 200
+    await house.complete()
+    await house.post(PATH, prompt="")
+    async with house.http.get(house.url + "/metrics") as response:
+        page = await response.text()
+    for line in (
+        'splitflap:http_requests_total{path="/v1/completions",status="200"}',
+        'splitflap:requests_rejected_total{reason="invalid_value"}',
+        'splitflap:request_success_total{finished_reason="length"}',
+        "splitflap:time_to_first_token_seconds_bucket",
+        "splitflap:inter_token_latency_seconds_bucket",
+        "splitflap:e2e_request_latency_seconds_bucket",
+        "splitflap:prompt_tokens_total",
+        "splitflap:generation_tokens_total",
+        "splitflap:open_requests 0.0",
+    ):
+        assert line in page
+
+
+async def test_a_served_model_name_replaces_the_models_own(tmp_path: Path) -> None:
+    async with open_house(tmp_path, served_model_name="my model") as house:
+        assert (await house.complete(model="my model"))["model"] == "my model"
+        assert (await house.post(PATH, prompt="x", model="toy"))[0] == 404
+
+
+async def test_one_connection_serves_many_requests(house: House) -> None:
+    _, writer = connection = await asyncio.open_connection(*house.gateway.address)
+    body = b'{"prompt": "Hi"}'
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    for count in range(1, 4):
+        writer.write(request[:20])
+        await writer.drain()
+        writer.write(request[20:])
+        head = await connection[0].readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        await connection[0].readuntil(b"}}")
+        assert len(house.scheduler.of(Submit)) == count
+    writer.close()
+    await writer.wait_closed()
+
+
+_WITHOUT = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "numpy", "gguf"}:
+            raise ImportError(f"{name} must not be needed")
+
+sys.meta_path.insert(0, Blocker())
+import services.gateway.app
+from services.gateway.chat import ChatTemplate
+from services.gateway.tokenizer import load_tokenizer
+from shared.model_source import find_model
+
+tokenizer = load_tokenizer(find_model(sys.argv[1]))
+print(len(tokenizer.encode("Hello", add_special_tokens=True)))
+print(ChatTemplate(tokenizer.chat).render([{"role": "user", "content": "Hi"}])[-20:])
+"""
+
+
+@pytest.mark.parametrize(
+    "model", ["toy", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)]
+)
+def test_it_runs_without_torch_transformers_numpy_or_gguf(model: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, model], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert "assistant" in told.stdout
