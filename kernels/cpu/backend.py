@@ -1,17 +1,50 @@
-"""The CPU back end."""
+"""The CPU back end: paged attention in machine code, products by oneDNN, one thread pool for both.
+
+Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size * head_dim]`: a (block, layer, head)
+tile holds keys token-minor (`[head_dim][block_size]`: one load fetches one number of 16 tokens),
+then values (`[block_size][head_dim]`), side by side in memory, on huge pages where the system has
+them.
+"""
+
+import ctypes
 
 import torch
 from torch import Tensor
 
+from kernels.cpu import arguments as words
+from kernels.cpu.code import bodies
 from kernels.cpu.linear import pack_linear
-from kernels.interface import Linear, PackedBatch
-from kernels.reference import KEYS, VALUES, ReferenceKernels
+from kernels.cpu.memory import advise_huge_pages
+from kernels.cpu.plan import AttentionPlan
+from kernels.cpu.threads import team_runner
+from kernels.interface import Linear, PackedBatch, PoolSpec
+
+KEYS, VALUES = 0, 1
+PARALLEL_ELEMENTS = 16_384
+"""Numbers below which a small step is done before other threads would have woken up."""
 
 
-class CpuKernels(ReferenceKernels):
-    """The reference with packed linears, and attention over whole gathered rows."""
+class CpuKernels:
+    """bfloat16 or float32 on a CPU."""
 
     name = "cpu"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._bodies = bodies(dtype == torch.bfloat16)
+        self._run = team_runner()
+        self._plan = AttentionPlan(self._bodies["list_work"])
+        self._norm = (ctypes.c_int64 * words.NORM_WORDS)()
+        self._silu = (ctypes.c_int64 * words.SILU_WORDS)()
+        self._rotate = (ctypes.c_int64 * words.ROTATE_WORDS)()
+
+    def allocate_pool(self, spec: PoolSpec) -> Tensor:
+        """Memory for one pool, not touched; one vector longer, for the last tile's loads."""
+        shape = (spec.num_blocks, spec.shape.num_layers, spec.shape.num_kv_heads, 2)
+        count = torch.Size(shape).numel() * spec.block_size * spec.shape.head_dim
+        memory = torch.empty(count + words.WIDTH, dtype=spec.dtype)
+        advise_huge_pages(memory)
+        return memory[:count].view(*shape, spec.block_size * spec.shape.head_dim)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The weight in oneDNN's layout."""
@@ -21,31 +54,90 @@ class CpuKernels(ReferenceKernels):
         self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor
     ) -> None:
         """Store keys and values at `slots`, all at once."""
-        block_size = pool.shape[4]
+        head_dim = keys.shape[2]
+        block_size = pool.shape[4] // head_dim
         blocks, offsets = slots // block_size, slots % block_size
-        pool[blocks, layer, :, KEYS, offsets] = keys
-        pool[blocks, layer, :, VALUES, offsets] = values
+        num_blocks, kv_heads = pool.shape[0], pool.shape[2]
+        key_tiles = pool[:, layer, :, KEYS].view(num_blocks, kv_heads, head_dim, block_size)
+        key_tiles[blocks, :, :, offsets] = keys
+        value_tiles = pool[:, layer, :, VALUES].view(num_blocks, kv_heads, block_size, head_dim)
+        value_tiles[blocks, :, offsets] = values
 
     def paged_attention(
         self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
     ) -> Tensor:
-        """Attend row by row over keys gathered through the block table."""
-        starts, lengths = batch.row_starts.tolist(), batch.context_lengths.tolist()
-        block_size = pool.shape[4]
-        attended = []
-        for row, length in enumerate(lengths):
-            table = batch.block_tables[row, : -(-length // block_size)].long()
-            tiles = pool[table, layer].transpose(0, 2).flatten(2, 3)[:, :, :length]
-            row_queries = queries[starts[row] : starts[row + 1]].transpose(0, 1)
-            places = torch.arange(length)
-            seen = places <= places[length - row_queries.shape[1] :, None]
-            out = torch.nn.functional.scaled_dot_product_attention(
-                row_queries[None],
-                tiles[KEYS][None],
-                tiles[VALUES][None],
-                attn_mask=seen,
-                scale=scale,
-                enable_gqa=True,
-            )
-            attended.append(out[0].transpose(0, 1))
-        return torch.cat(attended)
+        """Attend through the block table, threads taking rows and heads as they come free."""
+        queries = queries.contiguous()
+        attended = torch.empty_like(queries)
+        block = self._plan.arguments_for(pool, queries, batch, scale)
+        block[words.NEXT] = block[words.WORKER] = 0
+        block[words.POOL] = pool.data_ptr() + layer * pool.stride(1) * pool.itemsize
+        block[words.QUERIES] = queries.data_ptr()
+        block[words.OUT] = attended.data_ptr()
+        self._run(self._bodies["attend"], ctypes.addressof(block), self._plan.threads)
+        return attended
+
+    def add_rms_norm(
+        self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        """Add and norm in one pass."""
+        normed = torch.empty(residual.shape, dtype=self.dtype)
+        block = self._norm
+        block[words.RESIDUAL] = residual.data_ptr()
+        block[words.DELTA] = 0 if delta is None else delta.data_ptr()
+        block[words.WEIGHT] = weight.data_ptr()
+        block[words.NORMED] = normed.data_ptr()
+        block[words.SIZE] = residual.shape[1]
+        block[words.EPS] = words.float_bits(eps)
+        self._share("norm", block, *residual.shape)
+        return normed
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Gate and activation in one pass."""
+        num_tokens, width = gate_up.shape
+        activated = torch.empty((num_tokens, width // 2), dtype=self.dtype)
+        block = self._silu
+        block[words.GATE_UP] = gate_up.data_ptr()
+        block[words.ACTIVATED] = activated.data_ptr()
+        block[words.HALF] = width // 2
+        self._share("silu", block, num_tokens, width)
+        return activated
+
+    def rotate_and_write(
+        self, pool: Tensor, layer: int, qkv: Tensor, rotary: Tensor, batch: PackedBatch
+    ) -> Tensor:
+        """Rotate and store token by token."""
+        num_tokens, width = qkv.shape
+        head_dim, kv_heads = rotary.shape[1], pool.shape[2]
+        heads = width // head_dim - 2 * kv_heads
+        queries = torch.empty((num_tokens, heads, head_dim), dtype=self.dtype)
+        block = self._rotate
+        block[words.QKV] = qkv.data_ptr()
+        block[words.ROTARY] = rotary.data_ptr()
+        block[words.R_SLOTS] = batch.slots.data_ptr()
+        block[words.R_QUERIES] = queries.data_ptr()
+        block[words.R_POOL] = pool.data_ptr() + layer * pool.stride(1) * pool.itemsize
+        block[words.R_HEADS] = heads
+        block[words.R_KV_HEADS] = kv_heads
+        block[words.R_HEAD_DIM] = head_dim
+        block[words.R_BLOCK_SIZE] = pool.shape[4] // head_dim
+        block[words.R_BLOCK_BYTES] = pool.stride(0) * pool.itemsize
+        block[words.R_HEAD_BYTES] = pool.stride(2) * pool.itemsize
+        self._share("rotate", block, num_tokens, width)
+        return queries
+
+    def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+        """Copy whole blocks, each one run of memory."""
+        for from_block, to_block in pairs.tolist():
+            destination[to_block].copy_(source[from_block])
+
+    def _share(self, name: str, block: ctypes.Array[ctypes.c_int64], rows: int, width: int) -> None:
+        """Run a row-wise body over `rows` rows, on several threads where that pays."""
+        block[words.NEXT] = 0
+        block[words.COUNT] = rows
+        block[words.RUN] = max(1, PARALLEL_ELEMENTS // 4 // width)
+        body = self._bodies[name]
+        if rows * width < PARALLEL_ELEMENTS:
+            body.run_here(ctypes.addressof(block))
+        else:
+            self._run(body, ctypes.addressof(block), torch.get_num_threads())
