@@ -62,6 +62,9 @@ class _Sequence:
 class AnswerStream:
     """One request's tokens. The link's half never blocks; the reader takes all there is at once.
 
+    `submitted_to` is the scheduler life that has the request, since `submitted_at` (monotonic
+    seconds); `is_accepted`: some scheduler has taken it once.
+
     Bounded by nature: a slow reader finds more tokens at its next turn, and no more than the
     request may generate (`max_tokens` or the context) are ever kept; a resubmission needs them.
     """
@@ -69,6 +72,8 @@ class AnswerStream:
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
         self.submitted_to: Boot | None = None
+        self.submitted_at = 0.0
+        self.times_given_again = 0
         self.is_accepted = False
         self._began = time.monotonic()
         self._sequences = [_Sequence() for _ in range(submit.sampling.n)]
@@ -161,6 +166,7 @@ class AnswerStream:
         if new:
             tokens.extend(new)
             self.is_accepted = True
+            self.times_given_again = 0
             self._news.set()
         return True
 

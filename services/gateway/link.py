@@ -46,6 +46,8 @@ _RESUMED: Final = Counter(
     registry=REGISTRY,
 )
 
+MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a token in between; then a refusal is believed
+
 _log = get_logger("link")
 
 
@@ -204,7 +206,7 @@ class SchedulerLink:
         welcome = self._welcome
         if welcome is not None and self._dealer.send(stream.resubmission()):
             stream.submitted_to = welcome.boot
-            stream.is_accepted = False
+            stream.submitted_at = time.monotonic()
         else:
             stream.submitted_to = None
 
@@ -252,13 +254,23 @@ class SchedulerLink:
         stream = self._streams.get(message.request_id)
         if stream is None:
             return
-        if message.code is ErrorCode.UNAVAILABLE and stream.is_accepted:
-            # It was taken once and is not known any more: give it again, and believe the second no.
+        if message.code is not ErrorCode.UNAVAILABLE or not stream.is_accepted:
+            stream.refused(message)
+        elif self._is_about_earlier_beats(stream):
+            return
+        elif stream.times_given_again >= MAX_TIMES_GIVEN_AGAIN:
+            stream.refused(message)
+        else:
+            # It was taken once and is not known any more: give it again.
             _log.warning("request_given_again", request_id=message.request_id, why=message.message)
+            stream.times_given_again += 1
             _RESUMED.inc()
             self._send_submit(stream)
-        else:
-            stream.refused(message)
+
+    def _is_about_earlier_beats(self, stream: AnswerStream) -> bool:
+        """A scheduler that slept answers every beat it missed; our submission comes after them."""
+        since_s = time.monotonic() - stream.submitted_at
+        return stream.submitted_to is None or since_s < 2 * self._times.beat_s
 
     def _on_heartbeat(self, message: Heartbeat) -> None:
         self._scheduler_phase = message.phase

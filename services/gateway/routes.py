@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from aiohttp import web
@@ -20,6 +19,7 @@ from shared.errors import ErrorCode, InvalidField, PromptTooLong, RequestError
 from shared.messages import Welcome
 from shared.metrics import metrics_page
 from shared.sampling import check_sampling
+from shared.version import VERSION
 
 OUTCOME: Final = web.RequestKey("outcome", dict[str, Any])
 """What the request's log line says beside path and status."""
@@ -216,7 +216,7 @@ class Routes:
 
     async def version(self, _request: web.Request) -> web.Response:
         """GET /version."""
-        return web.json_response({"version": _VERSION})
+        return web.json_response({"version": VERSION})
 
     async def ready(self, _request: web.Request) -> web.Response:
         """GET /health and /health/ready: 200, or 503 and what is missing."""
@@ -242,13 +242,3 @@ def _outcome(generation: Generation) -> dict[str, Any]:
         "finish": generation.finish_reasons,
         "ttft_ms": None if ttft_s is None else round(ttft_s * 1e3, 1),
     }
-
-
-def _version() -> str:
-    try:
-        return version("splitflap")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
-
-
-_VERSION: Final = _version()

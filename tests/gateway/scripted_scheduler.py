@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from shared.errors import ErrorCode
 from shared.geometry import ModelShape
 from shared.ids import RequestId, new_boot
 from shared.links import Router
@@ -174,7 +175,7 @@ class ScriptedScheduler:
 
     def _take(self, submit: Submit) -> None:
         script = self.script.popleft() if self.script else Script()
-        if script.refusal is not None and not self.holds:
+        if script.refusal is not None:
             refusal = script.refusal
             self.send(
                 Refused(
@@ -205,6 +206,8 @@ class ScriptedScheduler:
         for stream in heartbeat.streams:
             log = self.logs.get(stream.request_id)
             if log is None:
+                no = Refused(stream.request_id, ErrorCode.UNAVAILABLE, "unknown request")
+                self.send(no)
                 continue
             (have,) = stream.positions
             if have < len(log.token_ids):

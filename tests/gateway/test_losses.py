@@ -9,7 +9,7 @@ from services.gateway.link import LinkTimes
 from shared.errors import ErrorCode
 from shared.messages import CancelReason, Done, Heartbeat, Hello, Refused, Submit, TokenRun, Tokens
 from tests.gateway.house import House, open_house, text_of, until_ready
-from tests.gateway.scripted_scheduler import ScriptedScheduler
+from tests.gateway.scripted_scheduler import Script, ScriptedScheduler
 
 PATH = "/v1/completions"
 
@@ -126,12 +126,13 @@ async def test_an_end_that_comes_after_all_is_done_is_answered_done(house: House
 
 
 async def test_a_request_the_scheduler_forgot_is_given_again(house: House) -> None:
+    """As when it took this gateway for dead."""
     house.scheduler.holds = True
     async with house.stream(PATH, prompt="Hi") as events:
         first = await house.scheduler.submitted()
         house.scheduler.run(first.request_id, "ab")
         await events.next()
-        house.scheduler.send(Refused(first.request_id, ErrorCode.UNAVAILABLE, "unknown request"))
+        del house.scheduler.logs[first.request_id]
         again = await house.scheduler.submitted(2)
         assert again.request_id == first.request_id
         assert bytes(again.generated[0].token_ids) == b"ab"
@@ -140,19 +141,36 @@ async def test_a_request_the_scheduler_forgot_is_given_again(house: House) -> No
         assert text_of(await events.rest()) == "cd"
 
 
-async def test_a_second_refusal_ends_the_stream_with_an_error(house: House) -> None:
+async def test_refusals_of_beats_it_missed_do_not_end_a_request_given_again(house: House) -> None:
+    """A scheduler that slept answers all the beats it finds."""
     house.scheduler.holds = True
     async with house.stream(PATH, prompt="Hi") as events:
         submit = await house.scheduler.submitted()
-        no = Refused(submit.request_id, ErrorCode.UNAVAILABLE, "no executor for 60 s")
-        await events.frame()
-        house.scheduler.send(no)
+        house.scheduler.run(submit.request_id, "ab")
+        await events.next()
+        del house.scheduler.logs[submit.request_id]
         await house.scheduler.submitted(2)
-        house.scheduler.send(no)
-        house.scheduler.send(no)
+        for _ in range(5):
+            no = Refused(submit.request_id, ErrorCode.UNAVAILABLE, "unknown request")
+            house.scheduler.send(no)
+        house.scheduler.run(submit.request_id, "cd")
+        house.scheduler.finish(submit.request_id)
+        assert text_of(await events.rest()) == "cd"
+    assert len(house.scheduler.of(Submit)) == 2
+
+
+async def test_a_request_refused_again_and_again_ends_with_an_error(house: House) -> None:
+    house.scheduler.holds = True
+    no = Refused("", ErrorCode.UNAVAILABLE, "no executor for 60 s")
+    async with house.stream(PATH, prompt="Hi") as events:
+        submit = await house.scheduler.submitted()
+        await events.frame()
+        house.scheduler.script.extend([Script(refusal=no)] * 9)
+        del house.scheduler.logs[submit.request_id]
         told = await events.rest()
-    assert told[-2]["error"]["message"] == "no executor for 60 s"
+    assert told[-2]["error"]["code"] == "service_unavailable"
     assert told[-1] == "[DONE]"
+    assert len(house.scheduler.of(Submit)) == 4
 
 
 # ------------------------------------------------------------------ schedulers that get lost
