@@ -1,6 +1,7 @@
 """Plans that were sent and have no result yet, and the blocks that must outlive them."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.request import Request, Sequence
@@ -8,8 +9,7 @@ from shared.ids import SequenceId
 from shared.messages import StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class SentRow:
+class SentRow(NamedTuple):
     """One row of a plan, and whose it is."""
 
     request: Request

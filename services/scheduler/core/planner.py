@@ -59,7 +59,7 @@ class Planner:
         max_running: int,
         watermark: float,
     ) -> None:
-        """`watermark` is the share of the pool that a start leaves free for those who go on."""
+        """A start leaves `watermark` of the pool, rounded down, free for those who go on."""
         self._boot = boot
         self._book = book
         self._allocator = allocator

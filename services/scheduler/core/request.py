@@ -114,7 +114,7 @@ class Request:
     @property
     def live_sequences(self) -> tuple[Sequence, ...]:
         """Those that still grow."""
-        return tuple(sequence for sequence in self.sequences if sequence.finish is None)
+        return tuple([sequence for sequence in self.sequences if sequence.finish is None])
 
     def change(self, change: Change) -> None:
         """Take one step of the lifecycle. Raises: InvariantBroken if it is no step of it."""

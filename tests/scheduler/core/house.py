@@ -190,6 +190,7 @@ class House:
         self.executor = None
         self.in_flight: list[StepPlan] = []
         self.plans: list[StepPlan] = []
+        self.results: list[StepResult] = []
         self.commands = []
         self.history = []
         self.events = []
@@ -267,6 +268,7 @@ class House:
         for _ in range(times):
             plan = self.in_flight.pop(0)
             result = self.executor.run(plan, failing_rows)
+            self.results.append(result)
             self.handle(StepFinished(self.later(), result))
 
     def refuse_step(self, message="cannot"):

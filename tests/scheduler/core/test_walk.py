@@ -60,6 +60,10 @@ class Walk(RuleBasedStateMachine):
     def row_error(self, which):
         self.walker.step_with_row_error(which)
 
+    @rule(which=ANY, is_ours=st.booleans())
+    def late_result(self, which, is_ours):
+        self.walker.late_result(which, is_ours)
+
     @rule()
     def refuse_step(self):
         self.walker.refuse_step()
@@ -158,7 +162,7 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     walker.end()
     must = {
         "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
-        "row error", "executor lost",
+        "row error", "executor lost", "late result",
     }  # fmt: skip
     assert must <= set(+walker.happened), f"never happened: {must - set(+walker.happened)}"
 

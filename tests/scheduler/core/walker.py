@@ -5,8 +5,11 @@ answer the request would get alone. `end` brings all to its end and checks the a
 """
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
+from services.scheduler.core.events import StepFinished
+from shared.ids import Boot
 from shared.messages import CancelReason, GeneratedSequence
 from shared.sampling import FinishReason, SamplingParams
 from tests.scheduler.core.house import VOCAB, House, solo
@@ -61,6 +64,21 @@ class Walker:
         self.may_fail.update(self._names_of({sequence_id}))
         self.house.step(failing_rows={sequence_id})
         self.happened["row error"] += 1
+
+    def late_result(self, which, is_ours):
+        """A result nobody waits for: of a step long over, or of another scheduler's plan."""
+        results, plans = self.house.results, self.house.in_flight
+        if is_ours and results:
+            result = results[which % len(results)]
+        elif not is_ours and plans:
+            result = replace(self.house.executor.run(plans[0]), boot=Boot(1))
+        else:
+            return
+        before = self.house.core.counters.results_dropped
+        commands = self.house.handle(StepFinished(self.house.later(), result))
+        assert commands == []
+        assert self.house.core.counters.results_dropped == before + 1
+        self.happened["late result"] += 1
 
     def refuse_step(self):
         if self.house.in_flight:
@@ -133,6 +151,7 @@ class Walker:
             for request in self.house.core.book:
                 if request.num_losses >= 2:
                     self.may_fail.add(request.request_id)
+            self.house.results += map(self.house.executor.run, self.house.in_flight)
             self.house.lose_executor()
             self.happened["executor lost"] += 1
 
@@ -286,6 +305,7 @@ _MOVES = {
     "deaf": (1, lambda walker, dice, gateway, _: walker.turn_deaf(gateway)),
     "hear": (3, lambda walker, dice, gateway, _: walker.hear_again(gateway)),
     "row error": (1, lambda walker, dice, gateway, which: walker.step_with_row_error(which)),
+    "late": (2, lambda walker, dice, _, which: walker.late_result(which, dice.random() < 0.7)),
     "no executor": (2, lambda walker, *_: walker.lose_executor()),
     "executor": (4, lambda walker, *_: walker.house.executor or walker.join()),
     "tick": (3, lambda walker, *_: walker.tick(0.1)),

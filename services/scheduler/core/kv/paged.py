@@ -36,23 +36,22 @@ class PagedAllocator:
         gets a block of its own (copy-on-write, figure 8).
         """
         copies: tuple[Move, ...] = ()
-        if num_places and table.num_empty and self.pool.ref_count(table.block_ids[-1]) > 1:
+        num_empty = table.num_empty
+        if num_empty and num_places and self.pool.ref_count(table.block_ids[-1]) > 1:
             if not self.pool.num_available:
                 return Appended(0)
             shared, own = table.block_ids[-1], self.pool.take()
             table.block_ids[-1] = own
             self.pool.release(shared)
             copies = (Move(shared, own),)
-        left = num_places
-        while left:
-            if not table.num_empty:
-                if not self.pool.num_available:
-                    break
-                table.add(self.pool.take())
-            step = min(left, table.num_empty)
-            table.fill(step)
-            left -= step
-        return Appended(num_places - left, copies)
+        placed = min(num_places, num_empty)
+        table.fill(placed)
+        while placed < num_places and self.pool.num_available:
+            table.add(self.pool.take())
+            chunk = min(num_places - placed, self.block_size)
+            table.fill(chunk)
+            placed += chunk
+        return Appended(placed, copies)
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second table over the same blocks; whoever writes first copies."""
