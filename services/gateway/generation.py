@@ -107,11 +107,16 @@ class Generation:
             raise failures.of_refusal(error.refused) from None
         await response.prepare(request)
         await response.write(self._opening())
+        sent_at = time.monotonic()
         try:
             while not self._is_over:
-                events = self._events(await self._reader.next(ping_interval_s))
+                wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
+                events = self._events(await self._reader.next(wait_s))
+                if events is None and time.monotonic() - sent_at >= ping_interval_s:
+                    events = sse.PING  # tokens come, but none that is text yet
                 if events is not None:
                     await response.write(events)
+                    sent_at = time.monotonic()
             closing = self._closing()
         except StreamRefused as error:
             closing = sse.event(failures.of_refusal(error.refused).fields)

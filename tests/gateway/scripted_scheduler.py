@@ -1,10 +1,12 @@
 """A scheduler that does what a test says, over a real socket and the real messages.
 
 By default it answers every request with the next of `script` (or "ok"). With `holds` it takes
-requests and leaves the rest to the test: `run`, `finish`.
+requests and leaves the rest to the test: `run`, `finish`. With `answer` it generates that text
+slowly (some tokens a heartbeat), and loses messages as `dice` say.
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +87,8 @@ class ScriptedScheduler:
         self.script: deque[Script] = deque()
         self.received: list[GatewayMessage] = []
         self.logs: dict[RequestId, _Log] = {}
+        self.answer: Callable[[Submit], bytes] | None = None
+        self.dice: random.Random | None = None
         self._changed = asyncio.Condition()
         self._router: Router[GatewayMessage] = Router("test", endpoint, TO_SCHEDULER)
         self._peer = b""
@@ -191,6 +195,9 @@ class ScriptedScheduler:
         if submit.generated:
             log.token_ids += submit.generated[0].token_ids
         self.send(Accepted(submit.request_id, submit.sampling.max_tokens or 100))
+        if self.answer is not None:
+            self._go_on(log)
+            return
         if self.holds:
             return
         for run in script.runs:
@@ -209,9 +216,27 @@ class ScriptedScheduler:
                 no = Refused(stream.request_id, ErrorCode.UNAVAILABLE, "unknown request")
                 self.send(no)
                 continue
+            self._go_on(log)
             (have,) = stream.positions
             if have < len(log.token_ids):
                 missing = tuple(log.token_ids[have:])
-                self.send(Tokens((TokenRun(stream.request_id, 0, have, missing),)))
+                self._maybe(Tokens((TokenRun(stream.request_id, 0, have, missing),)))
             if log.finished is not None:
-                self.send(log.finished)
+                self._maybe(log.finished)
+
+    def _go_on(self, log: _Log) -> None:
+        """Generate a few tokens more of the answer, some of them lost on the way."""
+        if self.answer is None or log.finished is not None:
+            return
+        answer, request_id = self.answer(log.submit), log.submit.request_id
+        for _ in range(4):
+            start = len(log.token_ids)
+            log.token_ids += answer[start : start + 5]
+            run = TokenRun(request_id, 0, start, tuple(log.token_ids[start:]))
+            self._maybe(Tokens((run,)))
+        if len(log.token_ids) == len(answer):
+            self.finish(request_id, lost=True)
+
+    def _maybe(self, message: object) -> None:
+        if self.dice is None or self.dice.random() < 0.6:
+            self.send(message)

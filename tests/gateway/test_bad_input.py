@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from services.gateway.request_body import MalformedBody, parse_object
 from shared.messages import Submit
@@ -376,3 +378,52 @@ async def test_bad_http_is_a_4xx(house: House, sent: bytes) -> None:
     told = await raw(house, sent)
     assert told.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
     assert (await house.get("/health"))[0] == 200
+
+
+BODY = b'{"prompt": "Hi", "stream": true}'
+
+
+async def test_an_http_1_0_client_gets_its_stream_too(house: House) -> None:
+    told = await raw(
+        house,
+        b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    )
+    assert told.endswith(b"data: [DONE]\n\n")
+    assert b"Transfer-Encoding" not in told
+
+
+async def test_a_client_that_asks_before_it_sends_its_body(house: House) -> None:
+    told = await raw(
+        house,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(BODY), BODY),
+    )
+    assert told.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(junk=st.binary(min_size=1, max_size=200), is_body=st.booleans())
+def test_random_bytes_never_hurt(junk_house, junk: bytes, is_body: bool) -> None:
+    loop, house = junk_house
+    head = b""
+    if is_body:
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(junk)
+        )
+    told = loop.run_until_complete(raw(house, head + junk))
+    assert told.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")) or (not is_body and told == b"")
+    assert loop.run_until_complete(house.get("/health"))[0] == 200
+
+
+@pytest.fixture
+def junk_house(tmp_path: Path):
+    with asyncio.Runner() as runner:
+        opened = open_house(tmp_path, request_read_timeout_s=0.05)
+        house = runner.run(opened.__aenter__())
+        yield runner.get_loop(), house
+        runner.run(opened.__aexit__(None, None, None))

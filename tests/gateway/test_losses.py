@@ -1,6 +1,7 @@
 """Lost messages, schedulers, clients: nobody waits for ever, nothing is told twice."""
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -318,6 +319,23 @@ async def test_a_waiting_stream_is_pinged(tmp_path: Path) -> None:
             assert text_of(await events.rest()) == "abc"
 
 
+async def test_a_stream_whose_tokens_are_no_text_is_pinged_too(tmp_path: Path) -> None:
+    async with open_house(tmp_path, ping_interval_s=0.1) as house:
+        house.scheduler.holds = True
+        async with house.stream(PATH, prompt="Hi") as events:
+            submit = await house.scheduler.submitted()
+            assert await events.frame() == [": ping"], "the opening"
+
+            async def bos_again_and_again() -> None:
+                while True:
+                    house.scheduler.run(submit.request_id, (257,))
+                    await asyncio.sleep(0.01)
+
+            sending = asyncio.create_task(bos_again_and_again())
+            assert [await events.frame() for _ in range(2)] == [[": ping"]] * 2
+            sending.cancel()
+
+
 async def test_a_client_that_reads_nothing_holds_up_nobody(tmp_path: Path) -> None:
     """Its tokens are kept (as ids, at most max_tokens of them), and come when it reads."""
     patient = LinkTimes(beat_s=0.05, silent_s=30.0)
@@ -345,3 +363,46 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(tmp_path: Path) -> No
         finally:
             writer.close()
             await writer.wait_closed()
+
+
+# ------------------------------------------------------------------ everything at once
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_stream_is_whole_through_losses_and_restarts(tmp_path, seed: int) -> None:
+    """40 streams; 4 in 10 messages lost; two schedulers die; some clients leave."""
+    dice = random.Random(seed)
+
+    def answer(submit: Submit) -> bytes:
+        return (bytes(submit.prompt) + " 世界 😀 ".encode()) * 20
+
+    def lossy(house: House) -> None:
+        house.scheduler.answer, house.scheduler.dice = answer, dice
+
+    async def one(house: House, number: int) -> None:
+        prompt = f"stream {number}"
+        leaves_after = dice.randrange(1, 10) if number % 5 == 0 else None
+        async with house.stream(PATH, prompt=prompt, max_tokens=1000, stop="nowhere") as events:
+            told = []
+            while event := await events.next():
+                told.append(event)
+                if len(told) == leaves_after:
+                    events.response.close()
+                    return
+        assert text_of(told) == (prompt + " 世界 😀 ") * 20
+        assert told[-1] == "[DONE]"
+
+    async with open_house(tmp_path, times=LinkTimes(beat_s=0.02, silent_s=2.0)) as house:
+        lossy(house)
+        streams = [asyncio.create_task(one(house, number)) for number in range(40)]
+        for _ in range(2):
+            beats = len(house.scheduler.of(Heartbeat))
+            await house.scheduler.until(
+                lambda beats=beats: len(house.scheduler.of(Heartbeat)) > beats + 5
+            )
+            await restart(house)
+            lossy(house)
+        await asyncio.gather(*streams)
+        scheduler = house.scheduler
+        await scheduler.until(lambda: not scheduler.logs)
+        assert house.gateway.link.num_open == 0

@@ -1,0 +1,87 @@
+"""Random bodies: a call that can be sent, or an error that names a field; nothing else, ever."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gateway import openai
+from services.gateway.request_body import parse_object
+from shared.codec import decode, encode
+from shared.errors import RequestError
+from shared.ids import RequestId
+from shared.messages import TO_SCHEDULER, Submit
+from shared.sampling import check_sampling
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, 1, -1, 2**31, 2**63, -(2**63), 10**40])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "tool", 5]), "content": st.text(max_size=3)},
+        optional={"name": ANYTHING},
+    ),
+    max_size=3,
+)
+NAMES = st.sampled_from(
+    sorted(
+        {*openai.NEUTRAL, *openai.REFUSED, "model", "max_tokens", "min_tokens", "temperature",
+         "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "stream",
+         "stream_options", "user", "metadata", "echo", "max_completion_tokens", "strange"}
+    )
+)  # fmt: skip
+FIELDS = st.dictionaries(NAMES, ANYTHING | SCALARS, max_size=3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(fields=FIELDS, prompt=st.text(max_size=3) | ANYTHING)
+def test_any_completion_is_a_call_or_a_named_error(fields: dict[str, Any], prompt: Any) -> None:
+    check(openai.parse_completion, {"prompt": prompt} | fields)
+
+
+@settings(max_examples=500, deadline=None)
+@given(fields=FIELDS, messages=MESSAGES | ANYTHING)
+def test_any_chat_is_a_call_or_a_named_error(fields: dict[str, Any], messages: Any) -> None:
+    check(openai.parse_chat, {"messages": messages} | fields)
+
+
+def check(parse: Any, fields: dict[str, Any]) -> None:
+    outcome = outcome_of(parse, fields)
+    if isinstance(outcome, RequestError):
+        assert outcome.param is not None
+        assert len(outcome.message) < 500
+    else:
+        submit = Submit(RequestId("cmpl-x"), (1,), outcome.sampling)
+        assert decode(encode(submit), TO_SCHEDULER) == submit
+
+
+def outcome_of(parse: Any, fields: dict[str, Any]) -> openai.Call | RequestError:
+    try:
+        call: openai.Call = parse(parse_object(json.dumps(fields).encode()))
+        check_sampling(call.sampling, 512)
+    except RequestError as error:
+        return error
+    return call
+
+
+@settings(max_examples=500, deadline=None)
+@given(body=st.binary(max_size=60) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_an_object_or_an_error_that_says_why(body: bytes) -> None:
+    try:
+        outcome: dict[str, Any] | str = parse_object(body)
+    except RequestError as error:
+        outcome = error.message
+    assert isinstance(outcome, dict) or outcome
