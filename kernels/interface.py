@@ -59,6 +59,19 @@ class Linear(Protocol):
         """[num_tokens, in_features] -> [num_tokens, out_features], dtype of x."""
 
 
+class Vocabulary(Protocol):
+    """A matrix with one row per token: embeddings on the way in, the head on the way out, or both.
+
+    A model whose head is tied to its embeddings has one of these, in memory once.
+    """
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] int64 -> [num_tokens, hidden_size] float32."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_logits, hidden_size], dtype of the back end -> [num_logits, vocab_size] float32."""
+
+
 class Kernels(Protocol):
     """The primitive operations on a paged pool. `layer` is an index, 0 .. num_layers - 1."""
 
@@ -70,6 +83,9 @@ class Kernels(Protocol):
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Take over `weight` [out_features, in_features] (and `bias` [out_features])."""
+
+    def pack_vocabulary(self, weight: Tensor) -> Vocabulary:
+        """Take over `weight` [vocab_size, hidden_size]."""
 
     def write_kv(
         self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor

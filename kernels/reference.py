@@ -6,7 +6,7 @@ Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, keys 
 import torch
 from torch import Tensor
 
-from kernels.interface import Linear, PackedBatch, PoolSpec
+from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
 
 KEYS, VALUES = 0, 1
 
@@ -34,6 +34,10 @@ class ReferenceKernels:
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The weight as it is."""
         return PlainLinear(weight, bias)
+
+    def pack_vocabulary(self, weight: Tensor) -> Vocabulary:
+        """The weight as it is."""
+        return PlainVocabulary(weight)
 
     def write_kv(
         self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor
@@ -113,6 +117,21 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
         return torch.nn.functional.linear(x, self._weight, self._bias)
+
+
+class PlainVocabulary:
+    """Rows of a matrix, and products with all of them."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size] float32."""
+        return torch.nn.functional.embedding(token_ids, self._weight).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
+        return torch.nn.functional.linear(hidden, self._weight).float()
 
 
 def rotate(heads: Tensor, rotary: Tensor) -> Tensor:

@@ -53,6 +53,13 @@ QKV, ROTARY, R_SLOTS, R_QUERIES, R_POOL, R_HEADS, R_KV_HEADS = range(3, 10)
 R_HEAD_DIM, R_BLOCK_SIZE, R_BLOCK_BYTES, R_HEAD_BYTES = range(10, 14)
 ROTATE_WORDS: Final = 14
 
+# Matrix products: COUNT tiles of 16 outputs, each `P_STEPS` vectors of weights.
+P_INPUT, P_INPUT_STRIDE, P_TILES, P_STEPS, P_OUTPUT, P_OUTPUT_STRIDE, P_BIAS, P_ROWS = range(2, 10)
+PRODUCT_WORDS: Final = 10
+PRODUCT_ROWS: Final = 12
+PRODUCT_TILES: Final = 2
+"""Inputs and tiles of one innermost loop: 24 sums, which 32 vector registers hold."""
+
 
 def padded(head_dim: int) -> int:
     """Floats of a row of sums: whole vectors."""
@@ -60,11 +67,11 @@ def padded(head_dim: int) -> int:
 
 
 def scratch_bytes(rows: int, head_dim: int) -> int:
-    """Bytes a thread needs for items of up to `rows` query rows: queries, sums, scores, tops, tile.
+    """Bytes a thread needs for items of up to `rows` query rows, a whole number of cache lines.
 
-    A whole number of cache lines.
+    Queries; sums, maxima and weights, twice; scores; a tile of gathered keys.
     """
-    floats = rows * (2 * padded(head_dim) + CHUNK_KEYS + 2) + padded(head_dim) * WIDTH
+    floats = rows * (3 * padded(head_dim) + 4 + CHUNK_KEYS) + padded(head_dim) * WIDTH
     return -(-4 * floats // 64) * 64
 
 

@@ -2,12 +2,11 @@
 
 A step is cut into items that threads take one after the other: some queries of one row (all query
 heads of one key-value head together, so that its keys are read once) against a run of its keys.
-A single query's keys are cut every PART_KEYS, wherever it runs and whatever runs beside it, and the
-parts are merged in order by the thread that finishes last; so a row's result does not depend on
-its batch mates.
-
-Within an item keys come in chunks of CHUNK_KEYS with the running maximum and sum of online softmax
-(Milakov and Gimelshein 2018; Dao et al. 2022). All sums are float32.
+Keys come in chunks of CHUNK_KEYS with the running maximum and sum of online softmax (Milakov and
+Gimelshein 2018; Dao et al. 2022), begun anew every PART_KEYS; the parts are merged in order. The
+parts of a single query may run on different threads: who finishes last merges them. All sums are
+float32 and added in one order: a token's result is the same, bit by bit, alone or in any batch,
+decoded or recomputed in a chunk of any size, in blocks of any size.
 """
 
 from typing import Any, Final
@@ -68,6 +67,7 @@ from kernels.cpu.vector import (
     exp,
     fetch_add,
     first_of,
+    fma,
     larger,
     largest_of,
     load_f32,
@@ -166,28 +166,25 @@ def _soften(scores: int, count: int, padded: int, old: float) -> Any:
 
 
 @machine_code
-def _merge(partials: int, first: int, parts: int, group: int, padded: int, sums: int) -> None:
-    """Merge the parts of `group` heads, in order, into the accumulators at `sums`."""
-    row_bytes = 4 * (padded + 2)
-    for head in range(group):
-        target = sums + 4 * padded * head
-        highest = FLOAT(MINUS_INFINITY)
-        for part in range(first, first + parts):
-            source = partials + row_bytes * (part * group + head)
-            highest = max(highest, load_f32(source + 4 * padded))
-        total = FLOAT(0.0)
-        for column in range(0, padded, WIDTH):
-            store_row(target + 4 * column, splat(FLOAT(0.0)))
-        for part in range(first, first + parts):
-            source = partials + row_bytes * (part * group + head)
-            factor = exp(splat(load_f32(source + 4 * padded) - highest))
-            total += first_of(factor) * load_f32(source + 4 * padded + 4)
-            for column in range(0, padded, WIDTH):
-                part_sums = multiply(load_row(source + 4 * column), factor)
-                store_row(target + 4 * column, vector.add(load_row(target + 4 * column), part_sums))
-        inverse = splat(FLOAT(1.0) / total)
-        for column in range(0, padded, WIDTH):
-            store_row(target + 4 * column, multiply(load_row(target + 4 * column), inverse))
+def _merge(sums: int, tops: int, more_sums: int, more_tops: int, padded: int) -> None:
+    """Add another part's sums, maximum and weight to those of one row."""
+    old, other = load_f32(tops), load_f32(more_tops)
+    new = largest_of(larger(splat(old), splat(other)))
+    factor, more_factor = exp(splat(old - new)), exp(splat(other - new))
+    weight = multiply(splat(load_f32(tops + 4)), factor)
+    weight = fma(splat(load_f32(more_tops + 4)), more_factor, weight)
+    store_f32(tops, new)
+    store_f32(tops + 4, first_of(weight))
+    for column in range(0, padded, WIDTH):
+        merged = multiply(load_row(sums + 4 * column), factor)
+        merged = fma(load_row(more_sums + 4 * column), more_factor, merged)
+        store_row(sums + 4 * column, merged)
+
+
+@machine_code
+def _copy(source: int, target: int, floats: int) -> None:
+    for place in range(floats):
+        store_f32(target + 4 * place, load_f32(source + 4 * place))
 
 
 def make_attend(is_bf16: bool) -> Any:
@@ -254,41 +251,84 @@ def make_attend(is_bf16: bool) -> Any:
             place += tokens
 
     @machine_code
-    def finish(arguments: int, item: int, rows: int, sums: int, tops: int) -> None:
-        """Write an item's result out, or its part; the last part to end merges them all."""
+    def attend_part(
+        arguments: int, item: int, rows: int, first: int, end: int, q: int, place: int
+    ) -> None:
+        """Sums, maxima and weights of keys `first` to `end`; `place` is where the sums go."""
         head_dim = load_i64(arguments + 8 * HEAD_DIM)
         padded = (head_dim + WIDTH - 1) // WIDTH * WIDTH
-        partial = load_i64(item + 8 * PARTIAL)
-        if partial >= 0:
-            partials = load_i64(arguments + 8 * PARTIALS)
+        group_size = load_i64(arguments + 8 * GROUP)
+        tops = place + 4 * rows * padded  # [rows, 2]: running maximum, total weight
+        scores = tops + 8 * rows  # [rows, CHUNK_KEYS]
+        tile = scores + 4 * rows * CHUNK_KEYS  # [head_dim, WIDTH]
+        for row in range(rows):
+            for column in range(0, padded, WIDTH):
+                store_row(place + 4 * (padded * row + column), splat(FLOAT(0.0)))
+            store_f32(tops + 8 * row, FLOAT(MINUS_INFINITY))
+            store_f32(tops + 8 * row + 4, FLOAT(0.0))
+        for chunk in range(first, end, CHUNK_KEYS):
+            count = min(CHUNK_KEYS, end - chunk)
+            tiled = (count + WIDTH - 1) // WIDTH * WIDTH
+            score_chunk(arguments, item, chunk, count, rows, q, scores, tile)
             for row in range(rows):
-                target = partials + 4 * (padded + 2) * (partial * rows + row)
-                for column in range(0, padded, WIDTH):
-                    store_row(target + 4 * column, load_row(sums + 4 * (padded * row + column)))
-                store_f32(target + 4 * padded, load_f32(tops + 8 * row))
-                store_f32(target + 4 * padded + 4, load_f32(tops + 8 * row + 4))
-            group = load_i64(arguments + 8 * GROUPS)
-            group += 8 * GROUP_WORDS * load_i64(item + 8 * GROUP_INDEX)
-            parts = load_i64(group + 8 * NUM_PARTS)
-            if fetch_add(group + 8 * DONE, 1) < parts - 1:
-                return
-            store_i64(group + 8 * DONE, 0)
-            _merge(partials, load_i64(group + 8 * FIRST_PARTIAL), parts, rows, padded, sums)
-        else:
-            for row in range(rows):
-                inverse = splat(FLOAT(1.0) / load_f32(tops + 8 * row + 4))
-                for column in range(0, padded, WIDTH):
-                    place = sums + 4 * (padded * row + column)
-                    store_row(place, multiply(load_row(place), inverse))
+                seen = load_i64(item + 8 * VISIBLE) + row // group_size - chunk
+                seen = min(count, seen)
+                weights = scores + 4 * CHUNK_KEYS * row
+                if seen <= 0:
+                    for key in range(0, tiled, WIDTH):
+                        store_row(weights + 4 * key, splat(FLOAT(0.0)))
+                    continue
+                old = load_f32(tops + 8 * row)
+                new, total = _soften(weights, seen, tiled, old)
+                factor = exp(splat(old - new))
+                weight = fma(splat(load_f32(tops + 8 * row + 4)), factor, splat(total))
+                store_f32(tops + 8 * row, new)
+                store_f32(tops + 8 * row + 4, first_of(weight))
+                if old != new:
+                    for column in range(0, padded, WIDTH):
+                        at = place + 4 * (padded * row + column)
+                        store_row(at, multiply(load_row(at), factor))
+            add_chunk(arguments, item, chunk, count, rows, scores, place)
+
+    @machine_code
+    def write_out(arguments: int, item: int, rows: int, sums: int, tops: int) -> None:
+        """Weighted means, in the dtype of the queries."""
+        head_dim = load_i64(arguments + 8 * HEAD_DIM)
+        padded = (head_dim + WIDTH - 1) // WIDTH * WIDTH
         heads = load_i64(arguments + 8 * HEADS)
         group_size = load_i64(arguments + 8 * GROUP)
         first_head = load_i64(item + 8 * HEAD) * group_size
         for row in range(rows):
+            inverse = FLOAT(1.0) / load_f32(tops + 8 * row + 4)
             token = load_i64(item + 8 * FIRST_TOKEN) + row // group_size
             target = load_i64(arguments + 8 * OUT)
             target += size * head_dim * (token * heads + first_head + row % group_size)
             for d in range(head_dim):
-                store(target + size * d, load_f32(sums + 4 * (padded * row + d)))
+                store(target + size * d, load_f32(sums + 4 * (padded * row + d)) * inverse)
+
+    @machine_code
+    def hand_in(arguments: int, item: int, rows: int, sums: int) -> None:
+        """Leave one part's result; who hands in the last part merges all, in order."""
+        head_dim = load_i64(arguments + 8 * HEAD_DIM)
+        padded = (head_dim + WIDTH - 1) // WIDTH * WIDTH
+        floats = rows * (padded + 2)  # sums, then tops
+        partials = load_i64(arguments + 8 * PARTIALS)
+        _copy(sums, partials + 4 * floats * load_i64(item + 8 * PARTIAL), floats)
+        group = load_i64(arguments + 8 * GROUPS)
+        group += 8 * GROUP_WORDS * load_i64(item + 8 * GROUP_INDEX)
+        parts = load_i64(group + 8 * NUM_PARTS)
+        if fetch_add(group + 8 * DONE, 1) < parts - 1:
+            return
+        store_i64(group + 8 * DONE, 0)
+        total = partials + 4 * floats * load_i64(group + 8 * FIRST_PARTIAL)
+        tops = total + 4 * rows * padded
+        for part in range(1, parts):
+            more = total + 4 * floats * part
+            for row in range(rows):
+                at = 4 * padded * row
+                more_tops = more + 4 * rows * padded + 8 * row
+                _merge(total + at, tops + 8 * row, more + at, more_tops, padded)
+        write_out(arguments, item, rows, total, tops)
 
     @machine_code
     def attend_item(arguments: int, item: int, scratch: int) -> None:
@@ -299,9 +339,9 @@ def make_attend(is_bf16: bool) -> Any:
         rows = load_i64(item + 8 * NUM_QUERIES) * group_size
         q = scratch  # [rows, head_dim]
         sums = q + 4 * rows * padded  # [rows, padded]
-        scores = sums + 4 * rows * padded  # [rows, CHUNK_KEYS]
-        tops = scores + 4 * rows * CHUNK_KEYS  # [rows, 2]: running maximum, total weight
-        tile = tops + 8 * rows  # [head_dim, WIDTH]
+        tops = sums + 4 * rows * padded  # [rows, 2]
+        more = tops + 8 * rows  # the same for a later part, and the scores
+        more_tops = more + 4 * rows * padded
         scale = load_f32(arguments + 8 * SCALE)
         heads = load_i64(arguments + 8 * HEADS)
         for row in range(rows):
@@ -310,36 +350,23 @@ def make_attend(is_bf16: bool) -> Any:
             source = load_i64(arguments + 8 * QUERIES) + size * head_dim * (token * heads + head)
             for d in range(head_dim):
                 store_f32(q + 4 * (head_dim * row + d), load(source + size * d) * scale)
-            for column in range(0, padded, WIDTH):
-                store_row(sums + 4 * (padded * row + column), splat(FLOAT(0.0)))
-            store_f32(tops + 8 * row, FLOAT(MINUS_INFINITY))
-            store_f32(tops + 8 * row + 4, FLOAT(0.0))
+        first = load_i64(item + 8 * FIRST_KEY)
         end = load_i64(item + 8 * END_KEY)
-        visible = load_i64(item + 8 * VISIBLE)
-        for chunk in range(load_i64(item + 8 * FIRST_KEY), end, CHUNK_KEYS):
-            count = min(CHUNK_KEYS, end - chunk)
-            tiled = (count + WIDTH - 1) // WIDTH * WIDTH
-            score_chunk(arguments, item, chunk, count, rows, q, scores, tile)
+        attend_part(arguments, item, rows, first, min(end, first + PART_KEYS), q, more)
+        if load_i64(item + 8 * PARTIAL) >= 0:
+            hand_in(arguments, item, rows, more)
+            return
+        if end - first <= PART_KEYS:
+            write_out(arguments, item, rows, more, more_tops)
+            return
+        _copy(more, sums, rows * (padded + 2))
+        for part in range(first + PART_KEYS, end, PART_KEYS):
+            attend_part(arguments, item, rows, part, min(end, part + PART_KEYS), q, more)
             for row in range(rows):
-                seen = min(count, visible + row // group_size - chunk)
-                weights = scores + 4 * CHUNK_KEYS * row
-                if seen <= 0:
-                    for place in range(0, tiled, WIDTH):
-                        store_row(weights + 4 * place, splat(FLOAT(0.0)))
-                    continue
-                old = load_f32(tops + 8 * row)
-                new, total = _soften(weights, seen, tiled, old)
-                factor = exp(splat(old - new))
-                before = load_f32(tops + 8 * row + 4)
-                store_f32(tops + 8 * row, new)
-                store_f32(tops + 8 * row + 4, before * first_of(factor) + total)
-                if old != new:
-                    for column in range(0, padded, WIDTH):
-                        place = sums + 4 * (padded * row + column)
-                        store_row(place, multiply(load_row(place), factor))
-            add_chunk(arguments, item, chunk, count, rows, scores, sums)
-
-        finish(arguments, item, rows, sums, tops)
+                if load_i64(item + 8 * VISIBLE) + row // group_size > part:
+                    at = 4 * padded * row
+                    _merge(sums + at, tops + 8 * row, more + at, more_tops + 8 * row, padded)
+        write_out(arguments, item, rows, sums, tops)
 
     def attend(arguments: int) -> None:
         scratch = load_i64(arguments + 8 * SCRATCH)

@@ -1,4 +1,4 @@
-"""The CPU back end: paged attention in machine code, products by oneDNN, one thread pool for both.
+"""The CPU back end: attention and products in machine code, on torch's own threads.
 
 Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size * head_dim]`: a (block, layer, head)
 tile holds keys token-minor (`[head_dim][block_size]`: one load fetches one number of 16 tokens),
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kernels.cpu import arguments as words
 from kernels.cpu.code import bodies
-from kernels.cpu.linear import pack_linear
+from kernels.cpu.linear import pack_linear, pack_vocabulary
 from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.plan import AttentionPlan
 from kernels.cpu.threads import team_runner
-from kernels.interface import Linear, PackedBatch, PoolSpec
+from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
 
 KEYS, VALUES = 0, 1
 PARALLEL_ELEMENTS = 16_384
@@ -47,8 +47,12 @@ class CpuKernels:
         return memory[:count].view(*shape, spec.block_size * spec.shape.head_dim)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """The weight in oneDNN's layout."""
+        """The weight in the fastest form that is right here."""
         return pack_linear(weight, bias)
+
+    def pack_vocabulary(self, weight: Tensor) -> Vocabulary:
+        """The weight in a form that rows can be picked from."""
+        return pack_vocabulary(weight)
 
     def write_kv(
         self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor

@@ -30,6 +30,7 @@ _SOURCES: Final = (
     "compile.py",
     "elementwise.py",
     "microkernels.py",
+    "product.py",
     "tiles.py",
     "vector.py",
 )

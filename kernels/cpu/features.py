@@ -1,18 +1,24 @@
 """What this CPU can do."""
 
 from functools import cache
-from pathlib import Path
 
-_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
-"""Names in /proc/cpuinfo: x86 (AVX512_BF16, AMX), and Arm's bf16 dot products."""
+import llvmlite.binding as llvm
+import torch
 
 
 @cache
+def _features() -> frozenset[str]:
+    """LLVM's names of the instruction sets this CPU has."""
+    return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+
+
 def has_fast_bf16() -> bool:
     """True where bfloat16 products are instructions; emulation, slower than float32, is no."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return not _BF16_FLAGS.isdisjoint(next(flags, "").split())
+    return not _features().isdisjoint(("avx512bf16", "amx-bf16", "bf16"))
+
+
+def has_tiles(dtype: torch.dtype) -> bool:
+    """True where our own matrix products are the fastest: AVX-512, unless it has matrix tiles."""
+    if dtype == torch.bfloat16:
+        return "avx512bf16" in _features() and "amx-bf16" not in _features()
+    return dtype == torch.float32 and "avx512f" in _features()

@@ -1,7 +1,8 @@
-"""The innermost loops of attention, in LLVM IR because they must live in registers.
+"""The innermost loops, in LLVM IR because they must live in registers.
 
-Both multiply `rows` rows by a tile whose numbers lie 16 to a vector; every factor is made for fixed
-`rows`, and the makers' results are words for numba functions.
+All multiply `rows` rows by a tile whose numbers lie 16 to a vector. A maker's result, for so many
+rows, is a word for numba functions. A row's sums are added in an order that does not depend on
+`rows`: whoever shares a batch, every row's result is the same, bit by bit.
 """
 
 from typing import Any
@@ -19,7 +20,9 @@ from kernels.cpu.vector import (
     call,
     load,
     load_vector,
+    multiply_add,
     pointer,
+    round_to_bf16,
     word,
 )
 
@@ -44,8 +47,7 @@ def make_score_tile(rows: int, is_bf16: bool) -> Any:
     score address, score stride): strides in bytes, queries and scores float32; head_dim a multiple
     of 8; key number d of all 16 tokens lies at key address + d * key stride.
     """
-    steps = max(1, 8 // rows) if rows < 6 else 2  # enough sums at once to hide a product's latency
-    steps = 1 << (steps.bit_length() - 1)
+    steps = 4  # sums at once, to hide a product's latency; 6 rows of them fill the registers
 
     @word
     def score_tile(
@@ -130,3 +132,63 @@ def make_add_values(rows: int, columns: int, is_bf16: bool) -> Any:
         return types.void(*[types.intp] * 7), generate
 
     return add_values
+
+
+def make_product(rows: int, tiles: int, is_bf16: bool, gives_f32: bool) -> Any:
+    """`rows` inputs times `tiles` tiles of 16 outputs, plus biases.
+
+    A tile is `[steps][16]` float32, or `[steps][16][2]` bfloat16: two inputs' weights together, as
+    AVX512_BF16's dot product takes them. The result is a word of (input address, input stride, tile
+    address, tile bytes, steps, output address, output stride, bias address): strides in bytes,
+    biases float32, outputs float32 or the inputs' dtype.
+    """
+
+    @word
+    def product(
+        typing: Any,
+        x: Any,
+        x_stride: Any,
+        w: Any,
+        tile: Any,
+        steps: Any,
+        y: Any,
+        y_stride: Any,
+        b: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            x, x_stride, w, tile, steps, y, y_stride, b = arguments
+            biases = [
+                load(builder, builder.add(b, ir.Constant(I64, 4 * WIDTH * i)), F32X16, 4)
+                for i in range(tiles)
+            ]
+            sums = _accumulators(builder, rows * tiles, biases * rows)
+            with cgutils.for_range(builder, steps) as loop:
+                w_step = builder.add(w, builder.mul(loop.index, ir.Constant(I64, 4 * WIDTH)))
+                x_step = builder.add(x, builder.mul(loop.index, ir.Constant(I64, 4)))
+                weights = [
+                    load(builder, _offset(builder, w_step, tile, i), F32X16, 4)
+                    for i in range(tiles)
+                ]
+                for row in range(rows):
+                    given = load(builder, _offset(builder, x_step, x_stride, row), F32, 2)
+                    inputs = broadcast(builder, given)
+                    for i in range(tiles):
+                        slot = sums[row * tiles + i]
+                        total = multiply_add(
+                            builder, inputs, weights[i], builder.load(slot), is_bf16
+                        )
+                        builder.store(total, slot)
+            for row in range(rows):
+                target = _offset(builder, y, y_stride, row)
+                for i in range(tiles):
+                    total = builder.load(sums[row * tiles + i])
+                    if is_bf16 and not gives_f32:
+                        total = round_to_bf16(builder, total)
+                    width = WIDTH * (2 if is_bf16 and not gives_f32 else 4)
+                    place = builder.add(target, ir.Constant(I64, width * i))
+                    builder.store(total, pointer(builder, place, total.type), align=2)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8), generate
+
+    return product

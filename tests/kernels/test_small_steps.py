@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kernels.cpu.backend import KEYS, VALUES, CpuKernels
-from kernels.interface import Linear
 from kernels.reference import ReferenceKernels
 from tests.kernels.batches import Case, draw, filled_pool
 
@@ -85,20 +84,3 @@ def test_copied_blocks_hold_what_their_sources_held() -> None:
         assert not cpu[[1, 2, 3, 4]].any()
         assert torch.equal(gpu[4], before[2])
         assert torch.equal(gpu[2], before[2])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 33, 130])
-def test_linear(rows: int, has_bias: bool, dtype: torch.dtype) -> None:
-    for features in ((960, 576), (64, 64), (100, 40), (172, 64)):
-        weight = (torch.randn(features) / 20).to(dtype)
-        bias = torch.randn(features[0]).to(dtype) if has_bias else None
-        linear: Linear = CpuKernels(dtype).pack_linear(weight, bias)
-        x = torch.randn(rows, features[1]).to(dtype)
-        exact = torch.nn.functional.linear(
-            x.double(), weight.double(), None if bias is None else bias.double()
-        )
-        got = linear(x)
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), exact, **CLOSE[dtype])

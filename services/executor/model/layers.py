@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.interface import Linear
+from kernels.interface import Linear, Vocabulary
 from services.executor.model.config import LlamaConfig, RopeScaling
 
 
@@ -24,12 +24,12 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A whole model's weights, packed by its back end."""
+    """A whole model's weights, packed by its back end; a tied head is the embedding itself."""
 
-    embedding: Tensor
+    embedding: Vocabulary
     layers: tuple[DecoderLayer, ...]
     final_norm: Tensor
-    head: Linear
+    head: Vocabulary
     inverse_frequencies: Tensor
 
 

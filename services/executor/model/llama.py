@@ -23,7 +23,7 @@ class Llama:
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool in the back end's layout; its memory is not touched before it is written."""
-        device = self._weights.embedding.device
+        device = self._weights.final_norm.device
         return self._kernels.allocate_pool(
             PoolSpec(self.shape, num_blocks, block_size, self._kernels.dtype, device)
         )
@@ -36,7 +36,7 @@ class Llama:
         """
         kernels, weights, eps = self._kernels, self._weights, self._eps
         rotary = rotary_rows(batch.positions, weights.inverse_frequencies)
-        residual = torch.nn.functional.embedding(batch.token_ids, weights.embedding).float()
+        residual = weights.embedding.embed(batch.token_ids)
         delta = None
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
@@ -49,7 +49,7 @@ class Llama:
             hidden = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
             delta = layer.down(kernels.silu_mul(layer.gate_up(hidden)))
         hidden = kernels.add_rms_norm(residual, delta, weights.final_norm, eps)
-        return weights.head(hidden).float()
+        return weights.head.logits(hidden)
 
     @torch.inference_mode()
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:

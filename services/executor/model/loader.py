@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.interface import Kernels, Linear
+from kernels.interface import Kernels, Linear, Vocabulary
 from kernels.select import select_kernels
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
@@ -140,13 +140,13 @@ class _Loading:
         """Everything, packed."""
         config = self._config
         divisors = self._tensor([ROPE_DIVISORS]) if ROPE_DIVISORS in self._shapes else None
-        embedding = self._tensor([EMBEDDING], self._kernels.dtype)
-        head = embedding if config.tied else self._tensor([HEAD], self._kernels.dtype)
+        embedding = self._vocabulary(EMBEDDING)
+        head = embedding if config.tied else self._vocabulary(HEAD)
         return DecoderWeights(
             embedding=embedding,
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
             final_norm=self._tensor([FINAL_NORM]),
-            head=self._kernels.pack_linear(head, None),
+            head=head,
             inverse_frequencies=inverse_frequencies(config, divisors),
         )
 
@@ -162,6 +162,9 @@ class _Loading:
             gate_up=self._linear([f"{mlp}gate_proj", f"{mlp}up_proj"]),
             down=self._linear([f"{mlp}down_proj"]),
         )
+
+    def _vocabulary(self, name: str) -> Vocabulary:
+        return self._kernels.pack_vocabulary(self._tensor([name], self._kernels.dtype))
 
     def _linear(self, names: Sequence[str]) -> Linear:
         """Matrices of equal width as one, stacked by rows."""

@@ -1,0 +1,98 @@
+"""Matrix products with weights in tiles: threads take tiles one after the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kernels.cpu.arguments import (
+    COUNT,
+    NEXT,
+    P_BIAS,
+    P_INPUT,
+    P_INPUT_STRIDE,
+    P_OUTPUT,
+    P_OUTPUT_STRIDE,
+    P_ROWS,
+    P_STEPS,
+    P_TILES,
+    PRODUCT_ROWS,
+    PRODUCT_TILES,
+    WIDTH,
+)
+from kernels.cpu.microkernels import make_product
+from kernels.cpu.vector import fetch_add, load_i64, machine_code
+
+
+def make_products(is_bf16: bool, gives_f32: bool) -> Callable[..., Any]:
+    """The body: outputs = inputs x weights + biases; see the argument block."""
+    pairs = _make_rows(PRODUCT_TILES, is_bf16, gives_f32)
+    singles = _make_rows(1, is_bf16, gives_f32)
+    size = 2 if is_bf16 and not gives_f32 else 4
+
+    def products(arguments: int) -> None:
+        count = load_i64(arguments + 8 * COUNT)
+        steps = load_i64(arguments + 8 * P_STEPS)
+        rows = load_i64(arguments + 8 * P_ROWS)
+        x_stride = load_i64(arguments + 8 * P_INPUT_STRIDE)
+        y_stride = load_i64(arguments + 8 * P_OUTPUT_STRIDE)
+        tile_bytes = 4 * WIDTH * steps
+        blocks = (rows + PRODUCT_ROWS - 1) // PRODUCT_ROWS
+        while True:
+            tile = fetch_add(arguments + 8 * NEXT, PRODUCT_TILES)
+            if tile >= count:
+                break
+            w = load_i64(arguments + 8 * P_TILES) + tile_bytes * tile
+            b = load_i64(arguments + 8 * P_BIAS) + 4 * WIDTH * tile
+            first = 0
+            for block in range(blocks):
+                left = blocks - block
+                some = (rows - first + left - 1) // left
+                x = load_i64(arguments + 8 * P_INPUT) + x_stride * first
+                y = load_i64(arguments + 8 * P_OUTPUT) + y_stride * first + size * WIDTH * tile
+                if tile + PRODUCT_TILES <= count:
+                    pairs(some, x, x_stride, w, tile_bytes, steps, y, y_stride, b)
+                else:
+                    for single in range(count - tile):
+                        w_one = w + tile_bytes * single
+                        y_one = y + size * WIDTH * single
+                        b_one = b + 4 * WIDTH * single
+                        singles(some, x, x_stride, w_one, tile_bytes, steps, y_one, y_stride, b_one)
+                first += some
+
+    return products
+
+
+def _make_rows(tiles: int, is_bf16: bool, gives_f32: bool) -> Callable[..., Any]:
+    """From 1 to PRODUCT_ROWS inputs against `tiles` tiles."""
+    made = [make_product(rows, tiles, is_bf16, gives_f32) for rows in range(1, PRODUCT_ROWS + 1)]
+    one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve = made
+
+    @machine_code
+    def product_rows(
+        rows: int, x: int, xs: int, w: int, ws: int, steps: int, y: int, ys: int, b: int
+    ) -> None:
+        if rows == 1:
+            one(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 2:
+            two(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 3:
+            three(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 4:
+            four(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 5:
+            five(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 6:
+            six(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 7:
+            seven(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 8:
+            eight(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 9:
+            nine(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 10:
+            ten(x, xs, w, ws, steps, y, ys, b)
+        elif rows == 11:
+            eleven(x, xs, w, ws, steps, y, ys, b)
+        else:
+            twelve(x, xs, w, ws, steps, y, ys, b)
+
+    return product_rows
