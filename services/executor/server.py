@@ -1,9 +1,10 @@
 """The executor process: the main thread computes, the step link's thread talks."""
 
+import contextlib
 import os
 import signal
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Final
 
@@ -24,6 +25,8 @@ from shared.settings import ExecutorSettings
 
 _CPU: Final = torch.device("cpu")
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+_LONGEST_WAIT_S: Final = 0.5
 
 _log = get_logger("executor")
 
@@ -131,7 +134,7 @@ class Executor:
 
     def _work(self, interpreter: Interpreter) -> None:
         while True:
-            match self._errands.get():
+            match self._next_errand():
                 case Run(adoption, plan):
                     if self._link.is_current(adoption):
                         self._link.send(adoption, interpreter.run(plan))
@@ -141,6 +144,12 @@ class Executor:
                     if error is not None:
                         raise error
                     return
+
+    def _next_errand(self) -> Errand:
+        while True:
+            # Python handles a signal that comes just before a wait only after it: wait in pieces.
+            with contextlib.suppress(Empty):
+                return self._errands.get(timeout=_LONGEST_WAIT_S)
 
 
 def serve(settings: ExecutorSettings) -> None:

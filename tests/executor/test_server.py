@@ -18,7 +18,7 @@ from shared.messages import PREVIOUS, Drain, Heartbeat, StepFailed, StepResult
 from shared.settings import ExecutorSettings
 from tests.executor.plain_toy import toy_logits
 from tests.executor.plans import BOOT, plan, row
-from tests.executor.scheduler_side import SchedulerSide
+from tests.executor.scheduler_side import ANSWERS_WITHIN_S, SchedulerSide
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,6 +214,12 @@ async def process(folder, *flags):
             child._transport.close()
 
 
+async def ended(child):
+    """The exit status of a process that ends soon."""
+    async with asyncio.timeout(ANSWERS_WITHIN_S):
+        return await child.wait()
+
+
 TOY = ("--model", "toy", "--max-model-len", "32")
 
 
@@ -225,7 +231,7 @@ async def test_the_process_serves_and_ends_at_a_signal(tmp_path, number):
         (result,) = await scheduler.run(plan(row((65, 66))))
         assert result.sampled[0].token_id == int(toy_logits([(65, 0), (66, 1)]).argmax())
         child.send_signal(number)
-        assert await child.wait() == 0
+        assert await ended(child) == 0
         log = (await child.stderr.read()).decode()
         assert "pool: 8 blocks of 4 tokens = 32 tokens, 1.0 requests of 32" in log
 
@@ -238,7 +244,7 @@ async def test_a_signal_finishes_the_step_that_runs(tmp_path):
         scheduler.send(plan(row(), step_id=2))
         await scheduler.until(lambda: scheduler.results, "the first result")
         child.terminate()
-        assert await child.wait() == 0
+        assert await ended(child) == 0
         await scheduler.until(lambda: len(scheduler.results) == 2, "the second result")
 
 
