@@ -43,6 +43,7 @@ _STEADY_AFTER_S: Final = 60.0  # a child that lived this long starts with a shor
 _POLL_S: Final = 0.1
 _KILL_AFTER_S: Final = 10.0
 _EXIT_CANNOT_START: Final = 2
+_QUESTION: Final = "What is the capital of France? Answer in one sentence."
 _LONGEST_SOCKET_NAME: Final = "/requests.ipc"
 
 _log = get_logger("supervisor")
@@ -208,7 +209,8 @@ async def _announce(settings: UpSettings, model: str, started: float) -> None:
         {
             "model": model,
             "stream": True,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+            "messages": [{"role": "user", "content": _QUESTION}],
         }
     )
     sys.stdout.write(

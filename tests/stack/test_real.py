@@ -9,7 +9,11 @@ from tests.stack.stack import start, until
 
 pytestmark = [pytest.mark.stack, pytest.mark.model]
 
-FRANCE = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+FRANCE = {
+    "messages": [
+        {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
+    ]
+}
 
 
 @pytest.fixture(scope="module")
