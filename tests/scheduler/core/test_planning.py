@@ -267,6 +267,22 @@ def test_one_victim_is_enough_for_two_who_ask_if_it_has_two_blocks(build):
         assert house.tokens(name) == house.solo(name)
 
 
+def test_a_settling_block_is_spoken_for_by_one_who_asks_and_the_next_needs_another_victim(build):
+    house = build(num_blocks=8, block_size=4, join=False)
+    for name, prompt in zip("ABCDE", (6, 8, 8, 2, 2), strict=True):
+        house.submit(name, prompt=prompt, max_tokens=8, ignore_eos=True)
+    house.join()
+    assert house.free == 0
+    house.step()  # B and C need a third block each; D and E have one each
+    assert (preempted(house, "D"), preempted(house, "E")) == (True, True)
+    assert set(house.rows()) == {"A"}
+    house.step()
+    assert set(house.rows()) == {"A", "B", "C"}
+    house.run()
+    for name in "ABCDE":
+        assert house.tokens(name) == house.solo(name)
+
+
 @pytest.mark.parametrize("max_num_batched_tokens", [512, 7])
 def test_r2_two_requests_that_fit_alone_but_not_together(build, max_num_batched_tokens):
     """Block 16, 7 blocks, two prompts of 34 and 35 tokens more: each needs 5 blocks."""
