@@ -32,6 +32,8 @@ class FirstRequestClock(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on; step aside once the head is whole."""
         seen = self._tail + data
+        if not self._tail:
+            seen = seen.lstrip(b"\r\n")  # empty lines before a request are no request
         self._tail = seen[-3:]
         if self._transport is not None and any(end in seen for end in _HEAD_ENDS):
             self._stop_clock()

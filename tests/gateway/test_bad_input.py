@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from services.gateway.request_body import MalformedBody, parse_object
@@ -348,9 +348,10 @@ async def test_half_a_body_that_hangs_is_408_and_closed(tmp_path: Path) -> None:
         assert (await house.complete())["choices"][0]["text"] == "ok"
 
 
-async def test_half_a_head_that_hangs_is_408_and_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [b"", b"\r\n\r\n", b"\n\n"])
+async def test_half_a_head_that_hangs_is_408_and_closed(tmp_path: Path, before: bytes) -> None:
     async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
-        told = await raw(house, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConte")
+        told = await raw(house, before + b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConte")
         assert told.startswith(b"HTTP/1.1 408 ")
         head, _, body = told.partition(b"\r\n\r\n")
         assert json.loads(body)["error"]["code"] == "request_timeout"
@@ -407,6 +408,7 @@ async def test_a_client_that_asks_before_it_sends_its_body(house: House) -> None
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(junk=st.binary(min_size=1, max_size=200), is_body=st.booleans())
+@example(junk=b"\n\n", is_body=False)
 def test_random_bytes_never_hurt(junk_house, junk: bytes, is_body: bool) -> None:
     loop, house = junk_house
     head = b""
