@@ -2,9 +2,22 @@
 
 import pytest
 
-from services.scheduler.core.lifecycle import Status
-from shared.messages import PreemptionMode, Sample
-from shared.sampling import DrawParams, FinishReason
+from services.scheduler.core.book import Book
+from services.scheduler.core.counters import Counters
+from services.scheduler.core.decoding import Sample as SampleOnce
+from services.scheduler.core.events import Gateway
+from services.scheduler.core.kv.paged import PagedAllocator
+from services.scheduler.core.kv.pool import BlockPool
+from services.scheduler.core.lifecycle import Change, Status
+from services.scheduler.core.planner import Planner
+from services.scheduler.core.policies.batching import Mixed
+from services.scheduler.core.policies.order import Fcfs
+from services.scheduler.core.policies.preemption import LatestFirst, Recompute
+from services.scheduler.core.request import Request, Sequence
+from shared.ids import RequestId, SequenceId
+from shared.messages import PreemptionMode, Sample, Submit
+from shared.sampling import DrawParams, FinishReason, SamplingParams
+from tests.scheduler.core.house import BOOT
 
 RECOMPUTE = PreemptionMode.RECOMPUTE
 
@@ -144,6 +157,46 @@ def test_blocks_not_yet_handed_out_to_an_admitted_prompt_are_not_promised_twice(
         assert house.tokens(name) == house.solo(name)
 
 
+class SmallChunks(Mixed):
+    """No prompt takes more than two tokens a step, so several prompts are under way at once."""
+
+    def open(self, running):
+        shares = super().open(running)
+        grant_all = shares.grant_new
+
+        def grant_two(sequence):
+            granted = grant_all(sequence)
+            shares.give_back(granted - min(granted, 2))
+            return min(granted, 2)
+
+        shares.grant_new = grant_two
+        return shares
+
+
+def test_promises_hold_under_a_policy_that_leaves_prompts_half_done():
+    """Eight blocks; A is promised five and has one. B wants four: not yet. Policies plug in."""
+    book, allocator = Book(Fcfs()), PagedAllocator(BlockPool(8), 4)
+    planner = Planner(
+        boot=BOOT, book=book, allocator=allocator, batching=SmallChunks(64), victim=LatestFirst(),
+        preemption=Recompute(), counters=Counters(), max_running=9, watermark=0.0,
+    )  # fmt: skip
+    for at, (name, prompt) in enumerate((("A", 17), ("B", 16), ("C", 3))):
+        params = SamplingParams(max_tokens=2)
+        ids = (1,) * prompt
+        book.add(
+            Request(
+                Submit(RequestId(name), ids, params), gateway=Gateway(b"g"), arrival=float(at),
+                max_tokens=2, decoding=SampleOnce(params, ()),
+                sequences=(Sequence(SequenceId(at), 0, ids),),
+            )
+        )  # fmt: skip
+    planner.plan(1)
+    assert [request.request_id for request in book.running] == ["A"]
+    book.change(book.waiting.first, Change.END)  # B leaves
+    planner.plan(2)
+    assert [request.request_id for request in book.running] == ["A", "C"]
+
+
 def test_first_come_first_served_even_if_a_later_one_would_fit(build):
     house = build(num_blocks=6, block_size=4)
     house.submit("A", prompt=12, max_tokens=4, ignore_eos=True)
@@ -199,6 +252,23 @@ def test_the_latest_gives_way_and_the_oldest_goes_on_in_the_same_step(build):
     assert [house.status(name) for name in "AB"] == [Status.RUNNING, Status.WAITING]
     house.run()
     for name in "AB":
+        assert house.tokens(name) == house.solo(name)
+
+
+def test_nobody_starts_in_a_step_in_which_somebody_gave_way(build):
+    """W is older than all and would fit in what is left of B's blocks; it starts a step later."""
+    house = build(num_blocks=4, block_size=4)
+    house.submit("A", prompt=6, max_tokens=9, ignore_eos=True)
+    house.submit("B", prompt=7, max_tokens=5, ignore_eos=True)
+    house.step(2)
+    house.submit("W", prompt=2, max_tokens=2, ignore_eos=True, age_s=50.0)
+    house.step()
+    assert preempted(house, "B")
+    assert (set(house.rows()), house.free) == ({"A"}, 1)
+    house.step()
+    assert set(house.rows()) == {"A", "W"}
+    house.run()
+    for name in "ABW":
         assert house.tokens(name) == house.solo(name)
 
 
