@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import llvmlite.binding as llvm
 
@@ -40,9 +40,13 @@ _SIGNATURE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 class Body:
     """One compiled function: takes the address of its argument block."""
 
-    def __init__(self, address: int) -> None:
-        self.address = address
-        self.run_here = _SIGNATURE(address)
+    def __init__(self, symbol: str, code: bytes) -> None:
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()  # one engine each: symbols of two objects may be the same
+        self.address = self._engine.get_function_address(symbol)
+        self.run_here = _SIGNATURE(self.address)
 
 
 @cache
@@ -57,25 +61,18 @@ def bodies(is_bf16: bool) -> dict[str, Body]:
         objects = compile_bodies(is_bf16)
         log.info("compiled_kernels", bf16=is_bf16, took_s=round(time.monotonic() - started, 1))
         _to_cache(is_bf16, objects)
-    engine = _engine()
-    for _, code in objects.values():
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return {
-        name: Body(engine.get_function_address(symbol)) for name, (symbol, _) in objects.items()
-    }
+    _start_llvm()
+    return {name: Body(*parts) for name, parts in objects.items()}
 
 
 @cache
-def _engine() -> Any:
-    """An LLVM engine that lives as long as the process, as its code does."""
+def _start_llvm() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
     for name in ("NRT_Free", "numba_gil_ensure", "numba_gil_release", "numba_unpickle"):
-        llvm.add_symbol(name, abort)  # numba's error path, which our bodies cannot take
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        if llvm.address_of_symbol(name) is None:  # numba itself, where loaded, has them
+            llvm.add_symbol(name, abort)  # its error path, which our bodies cannot take
 
 
 @cache
