@@ -73,6 +73,7 @@ class AnswerStream:
         self.submit = submit
         self.submitted_to: Boot | None = None
         self.submitted_at = 0.0
+        self.num_submissions = 0
         self.times_given_again = 0
         self.is_accepted = False
         self._began = time.monotonic()

@@ -207,6 +207,7 @@ class SchedulerLink:
         if welcome is not None and self._dealer.send(stream.resubmission()):
             stream.submitted_to = welcome.boot
             stream.submitted_at = time.monotonic()
+            stream.num_submissions += 1
         else:
             stream.submitted_to = None
 
@@ -254,7 +255,7 @@ class SchedulerLink:
         stream = self._streams.get(message.request_id)
         if stream is None:
             return
-        if message.code is not ErrorCode.UNAVAILABLE or not stream.is_accepted:
+        if message.code is not ErrorCode.UNAVAILABLE or self._is_first_answer(stream):
             stream.refused(message)
         elif self._is_about_earlier_beats(stream):
             return
@@ -267,10 +268,16 @@ class SchedulerLink:
             _RESUMED.inc()
             self._send_submit(stream)
 
+    def _is_first_answer(self, stream: AnswerStream) -> bool:
+        """The scheduler that was asked says no; it is not one that lost the request."""
+        is_asked = stream.submitted_to == self._scheduler_boot
+        return is_asked and stream.num_submissions == 1 and not stream.is_accepted
+
     def _is_about_earlier_beats(self, stream: AnswerStream) -> bool:
-        """A scheduler that slept answers every beat it missed; our submission comes after them."""
+        """A new scheduler, or one that slept, also answers beats from before our submission."""
+        is_asked = stream.submitted_to == self._scheduler_boot
         since_s = time.monotonic() - stream.submitted_at
-        return stream.submitted_to is None or since_s < 2 * self._times.beat_s
+        return not is_asked or since_s < 2 * self._times.beat_s
 
     def _on_heartbeat(self, message: Heartbeat) -> None:
         self._scheduler_phase = message.phase

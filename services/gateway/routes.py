@@ -96,7 +96,12 @@ class Routes:
             raise InvalidField(
                 "messages", "this model has no chat template; use /v1/completions with a prompt"
             )
-        return await self._answer(request, call, "chat")
+        try:
+            return await self._answer(request, call, "chat")
+        except (failures.Failure, RequestError) as error:
+            if error.param == "prompt":
+                error.param = "messages"  # the prompt is made of them
+            raise
 
     async def _answer(
         self, request: web.Request, call: openai.Call, endpoint: Endpoint
@@ -129,9 +134,7 @@ class Routes:
             raise PromptFarTooLong(least_tokens, max_model_len)
         prompt = self._tokenizer.encode(text, add_special_tokens=not is_chat)
         if not prompt:
-            raise InvalidField(
-                "messages" if is_chat else "prompt", "has no tokens; write some text"
-            )
+            raise InvalidField("prompt", "has no tokens; write some text")
         if len(prompt) > max_model_len:
             raise PromptTooLong(len(prompt), max_model_len, call.sampling.max_tokens or 0)
         return prompt

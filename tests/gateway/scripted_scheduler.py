@@ -84,6 +84,7 @@ class ScriptedScheduler:
         self.phase = ""
         self.welcomes = True
         self.holds = False
+        self.is_mute = False
         self.script: deque[Script] = deque()
         self.received: list[GatewayMessage] = []
         self.logs: dict[RequestId, _Log] = {}
@@ -158,7 +159,8 @@ class ScriptedScheduler:
             self._peer, message = await self._router.receive()
             async with self._changed:
                 self.received.append(message)
-                self._handle(message)
+                if not self.is_mute:
+                    self._handle(message)
                 self._changed.notify_all()
 
     def _handle(self, message: GatewayMessage) -> None:

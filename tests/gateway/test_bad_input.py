@@ -12,10 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from services.gateway.request_body import MalformedBody, parse_object
-from shared.messages import Submit
+from shared.errors import ErrorCode
+from shared.messages import Refused, Submit
 from tests.gateway.house import House, open_house
+from tests.gateway.scripted_scheduler import Script
 
 CHAT = [{"role": "user", "content": "Hi"}]
+CONTEXT_LENGTH = ErrorCode.CONTEXT_LENGTH
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
@@ -272,6 +275,15 @@ async def test_a_prompt_over_the_context_names_both_numbers(tmp_path: Path) -> N
     assert (status, param, code) == (400, "prompt", "context_length_exceeded")
     assert "16384" in message
     assert "122946" in message
+
+
+async def test_a_chat_over_the_context_names_its_messages(house: House) -> None:
+    messages = [{"role": "user", "content": "x" * 9000}]
+    status, param, code, _ = await refused(house, CHATS, {"messages": messages})
+    assert (status, param, code) == (400, "messages", "context_length_exceeded")
+    house.scheduler.script.append(Script(refusal=Refused("", CONTEXT_LENGTH, "long", "prompt")))
+    _, told = await house.post(CHATS, messages=CHAT)
+    assert told["error"]["param"] == "messages"
 
 
 async def test_a_far_too_long_prompt_is_refused_without_counting(house: House) -> None:

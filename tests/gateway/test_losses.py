@@ -8,7 +8,17 @@ import pytest
 
 from services.gateway.link import LinkTimes
 from shared.errors import ErrorCode
-from shared.messages import CancelReason, Done, Heartbeat, Hello, Refused, Submit, TokenRun, Tokens
+from shared.messages import (
+    CancelReason,
+    Done,
+    Drain,
+    Heartbeat,
+    Hello,
+    Refused,
+    Submit,
+    TokenRun,
+    Tokens,
+)
 from tests.gateway.house import House, open_house, text_of, until_ready
 from tests.gateway.scripted_scheduler import Script, ScriptedScheduler
 
@@ -142,6 +152,37 @@ async def test_a_request_the_scheduler_forgot_is_given_again(house: House) -> No
         assert text_of(await events.rest()) == "cd"
 
 
+async def test_a_forgotten_request_whose_last_tokens_were_lost_is_not_over(house: House) -> None:
+    house.scheduler.holds = True
+    async with house.stream(PATH, prompt="Hi") as events:
+        first = await house.scheduler.submitted()
+        house.scheduler.run(first.request_id, "ab")
+        house.scheduler.run(first.request_id, "cd", lost=True)
+        house.scheduler.finish(first.request_id)
+        del house.scheduler.logs[first.request_id]
+        again = await house.scheduler.submitted(2)
+        assert bytes(again.generated[0].token_ids) == b"ab"
+        assert again.generated[0].finish is None
+        house.scheduler.run(first.request_id, "cd")
+        house.scheduler.finish(first.request_id)
+        assert text_of(await events.rest()) == "abcd"
+
+
+@pytest.mark.parametrize("welcomes_first", [True, False])
+async def test_a_scheduler_that_dies_before_it_answers_loses_nothing(house, welcomes_first) -> None:
+    """The next one knows nothing of the request that it finds in our beats."""
+    house.scheduler.is_mute = True
+    asking = asyncio.create_task(house.complete())
+    await house.scheduler.submitted()
+    scheduler = await restart(house)
+    scheduler.holds = False
+    if not welcomes_first:
+        scheduler.welcomes = False
+        await scheduler.until(lambda: len(scheduler.of(Heartbeat)) > 2)
+        scheduler.welcomes = True
+    assert (await asking)["choices"][0]["text"] == "ok"
+
+
 async def test_refusals_of_beats_it_missed_do_not_end_a_request_given_again(house: House) -> None:
     """A scheduler that slept answers all the beats it finds."""
     house.scheduler.holds = True
@@ -172,6 +213,14 @@ async def test_a_request_refused_again_and_again_ends_with_an_error(house: House
     assert told[-2]["error"]["code"] == "service_unavailable"
     assert told[-1] == "[DONE]"
     assert len(house.scheduler.of(Submit)) == 4
+
+
+async def test_a_message_that_is_not_for_gateways_is_dropped_and_counted(house: House) -> None:
+    house.scheduler.send(Drain())
+    assert (await house.complete())["choices"][0]["text"] == "ok"
+    async with house.http.get(house.url + "/metrics") as response:
+        page = await response.text()
+    assert 'splitflap:messages_dropped_total{link="request",reason="unknown"}' in page
 
 
 # ------------------------------------------------------------------ schedulers that get lost
