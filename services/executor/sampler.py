@@ -125,7 +125,9 @@ def kept_ids(logits: NDArray[np.float32], params: DrawParams) -> NDArray[np.int6
     for depth in _DEPTHS:
         ids = np.flatnonzero(x >= -depth)
         weights = np.exp(x[ids]).astype(np.float64)
-        if len(ids) >= top_k if top_k else weights.sum() >= params.top_p * total:
+        if top_k and len(ids) >= top_k:
+            break
+        if not top_k and params.top_p < 1 and weights.sum() >= params.top_p * total:
             break
     if top_k:
         first = _first(logits[ids], np.ones(len(ids)), top_k)
