@@ -165,7 +165,7 @@ class Walker:
         """The scheduler dies; its gateways submit what they hold to the next one."""
         old, self.house = self.house, House(**{**self.settings, "join": False})
         self.house.gateways, self.house.now = old.gateways, old.now
-        self.house.submits = old.submits
+        self.house.submits, self.house.history = old.submits, old.history
         for gateway in self.house.gateways.values():
             gateway.is_deaf = False
         for name in self.owners:
@@ -308,5 +308,8 @@ _MOVES = {
     "late": (2, lambda walker, dice, _, which: walker.late_result(which, dice.random() < 0.7)),
     "no executor": (2, lambda walker, *_: walker.lose_executor()),
     "executor": (4, lambda walker, *_: walker.house.executor or walker.join()),
+    "no gateway": (0.5, lambda walker, dice, gateway, _: walker.lose_gateway(gateway)),
+    "refused step": (0.5, lambda walker, *_: walker.refuse_step()),
+    "restart": (0.5, lambda walker, *_: walker.restart()),
     "tick": (3, lambda walker, *_: walker.tick(0.1)),
 }
