@@ -39,9 +39,11 @@ ANY_PARAMS = st.builds(
     st.sampled_from([1, 5, 600, 3000]),
     st.sampled_from([0.0, 0.1, 3.0, 30.0]),
     ANY_PARAMS,
+    st.booleans(),
 )
-def test_what_is_kept_equals_a_full_sort(seed, vocab_size, spread, params):
+def test_what_is_kept_equals_a_full_sort(seed, vocab_size, spread, params, has_ties):
     logits = random_logits(seed, vocab_size=vocab_size, spread=spread)[0]
+    logits = logits.round() if has_ties else logits
     weights = np.exp((logits - logits.max()) / max(params.temperature, 1e-38))
     found = {int(i) for i in kept_ids(logits, params) if weights[i] > 1e-44}
     expected = set(plain_sampler.kept(logits, params))
@@ -142,9 +144,9 @@ def test_the_sums_of_a_row_are_the_same_bits_in_any_company():
 )  # fmt: skip
 @pytest.mark.parametrize("vocab_size", [20, 700])
 def test_tokens_come_as_often_as_they_should(params, vocab_size):
-    """Chi-square over 20,000 draws against the plain reference; the seed is fixed."""
+    """Chi-square over 10,000 draws against the plain reference; the seed is fixed."""
     logits = random_logits(11, vocab_size=vocab_size, spread=1.5)
-    count = 20_000
+    count = 10_000
     draws = [Draw(0, p, sample(draw=params, seed=42)) for p in range(count)]
     found = Counter(Sampler(vocab_size).draw(logits, draws))
     expected = {i: p * count for i, p in plain_sampler.kept(logits[0], params).items()}
