@@ -54,18 +54,25 @@ def load_model(
     """
     kernels = select_kernels(device, dtype)
     with ExitStack() as files:
-        if source.kind == "gguf":
-            gguf_file = files.enter_context(GgufFile(source.path))
-            config = config_from_gguf(gguf_file.metadata, gguf_file.shapes, str(source.path))
-            tensors: Tensors = _HuggingFaceNames(gguf_file, config)
-        elif source.kind == "folder":
-            config = config_from_folder(source.path)
-            tensors = files.enter_context(SafetensorsFolder(source.path))
-        else:
-            raise InvariantBroken(f"a {source.kind} model has no weights to load")
+        config, tensors = open_model(source, files)
         _check_shapes(tensors.shapes, expected_shapes(config), config.tied, str(source.path))
         weights = _Loading(config, tensors, kernels, progress).weights()
     return Llama(config, weights, kernels)
+
+
+def open_model(source: ModelSource, files: ExitStack) -> tuple[LlamaConfig, Tensors]:
+    """A model's form, and its tensors under Hugging Face's names, open until `files` closes.
+
+    Raises: StartError naming the file or field that is wrong or not supported.
+    """
+    if source.kind == "gguf":
+        gguf_file = files.enter_context(GgufFile(source.path))
+        config = config_from_gguf(gguf_file.metadata, gguf_file.shapes, str(source.path))
+        return config, _HuggingFaceNames(gguf_file, config)
+    if source.kind == "folder":
+        config = config_from_folder(source.path)
+        return config, files.enter_context(SafetensorsFolder(source.path))
+    raise InvariantBroken(f"a {source.kind} model has no weights to load")
 
 
 def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
