@@ -14,7 +14,8 @@ from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
 from shared.errors import ErrorCode
-from shared.ids import Boot, RequestId, new_boot
+from shared.ids import Boot, RequestId
+from shared.liveness import new_boot
 from shared.links import Dealer
 from shared.logs import get_logger
 from shared.messages import (
@@ -187,11 +188,10 @@ class SchedulerLink:
         elif self._streams and time.monotonic() - self._ready_at > self._times.lost_s:
             _log.error("scheduler_lost", open_requests=len(self._streams), phase=self.phase)
             self.fail_all(f"the server lost its scheduler ({self.phase}); try again later")
-        self._dealer.send(Hello(self.boot))  # every time: a scheduler that took us for dead forgot
+        # Every time: a scheduler that took us for dead forgot us, and its Welcome resends.
+        self._dealer.send(Hello(self.boot))
         positions = []
         for stream in self._streams.values():
-            if stream.submitted_to is None and self._welcome is not None:
-                self._send_submit(stream)
             if stream.submitted_to is not None and not stream.is_refused:
                 positions.append(stream.position)
         for request_id in self._orphans - self._streams.keys():
@@ -303,7 +303,7 @@ class SchedulerLink:
             _log.info("ready", model=message.model, max_model_len_tokens=message.max_model_len)
         self._welcome = message
         self._ready_at = time.monotonic()
-        for stream in self._streams.values():
+        for stream in self._streams.values():  # what it lacks, or could not be sent before
             if stream.submitted_to != message.boot and not stream.is_complete:
                 if stream.submitted_to is not None:
                     _RESUMED.inc()

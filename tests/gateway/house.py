@@ -102,13 +102,13 @@ async def open_house(
     """Gateway (ready) and scheduler; everything is given back, whatever happens."""
     endpoint = f"ipc://{folder}/r"
     scheduler = ScriptedScheduler(endpoint, **(scheduler_options or {}))
-    gateway = Gateway(_AnyPort(model="toy", request_endpoint=endpoint, **settings), times)
+    settings = {"model": "toy", "request_endpoint": endpoint, **settings}
+    gateway = Gateway(_AnyPort(**settings), times)
     try:
         await gateway.start()
         async with aiohttp.ClientSession() as http:
             house = House(gateway, scheduler, http, endpoint)
-            if scheduler.welcomes and scheduler.model == "toy":
-                await until_ready(house)
+            await until_ready(house)
             try:
                 yield house
             finally:

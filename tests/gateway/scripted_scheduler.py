@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from shared.errors import ErrorCode
 from shared.geometry import ModelShape
-from shared.ids import RequestId, new_boot
+from shared.ids import Boot, RequestId
+from shared.liveness import new_boot
 from shared.links import Router
 from shared.messages import (
     TO_SCHEDULER,
@@ -74,13 +75,20 @@ class _Log:
 
 class ScriptedScheduler:
     def __init__(
-        self, endpoint: str, *, model: str = "toy", max_model_len: int = 8192, vocab: int = 512
+        self,
+        endpoint: str,
+        *,
+        model: str = "toy",
+        max_model_len: int = 8192,
+        vocab: int = 512,
+        boot: Boot | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self.boot = new_boot()
+        self.boot = boot or new_boot()
         self.model = model
         self.max_model_len = max_model_len
         self.shape = ModelShape(1, 1, 1, 1, 1, vocab, 8192)
+        self.eos = EOS
         self.phase = ""
         self.welcomes = True
         self.holds = False
@@ -167,7 +175,7 @@ class ScriptedScheduler:
         match message:
             case Hello() if self.welcomes:
                 self.send(
-                    Welcome(self.boot, self.model, self.shape, 16, self.max_model_len, (EOS,))
+                    Welcome(self.boot, self.model, self.shape, 16, self.max_model_len, (self.eos,))
                 )
             case Heartbeat():
                 self.send(Heartbeat(self.boot, self.phase))

@@ -8,8 +8,9 @@ import pytest
 from shared.errors import ErrorCode
 from shared.messages import CancelReason, Done, Refused, Submit
 from shared.sampling import FinishReason
-from tests.gateway.house import House, text_of
+from tests.gateway.house import House, open_house, text_of
 from tests.gateway.scripted_scheduler import EOS, Script
+from tests.gateway.tiny_models import gguf
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -165,6 +166,27 @@ async def test_stop_reason_names_the_clients_stop_token(house: House) -> None:
     assert answer["usage"]["completion_tokens"] == 3, "the stop token counts"
 
 
+@pytest.mark.parametrize(("ignore_eos", "text"), [(False, "ab"), (True, "ab!")])
+async def test_eos_is_text_only_when_it_is_ignored(tmp_path, ignore_eos: bool, text: str) -> None:
+    async with open_house(tmp_path) as house:
+        house.scheduler.eos = ord("!")
+        await house.scheduler.until(lambda: bool(house.gateway.link.welcome.eos_token_ids[0] == 33))
+        house.scheduler.script.append(Script(["ab!"], FinishReason.STOP, ord("!")))
+        answer = await house.complete(ignore_eos=ignore_eos)
+    assert answer["choices"][0]["text"] == text
+    assert answer["choices"][0]["stop_reason"] is None
+
+
+async def test_no_frame_holds_a_line_end_of_any_language(house: House) -> None:
+    text = "a\u2028b\u2029c\u0085d\r\ne"
+    house.scheduler.script.append(Script([text]))
+    async with house.stream("/v1/completions", prompt="Hi") as events:
+        told = (await events.response.read()).decode()
+    assert all(
+        "\n" not in part and part.splitlines() == [part] for part in told.split("\n") if part
+    )
+
+
 async def test_a_stop_string_across_tokens_cuts_the_text_and_cancels(house: House) -> None:
     house.scheduler.holds = True
     fields = {"prompt": "Hi", "stop": ["END"], "stream_options": {"include_usage": True}}
@@ -267,3 +289,15 @@ async def test_what_a_client_asks_reaches_the_scheduler(house: House) -> None:
     assert (sampling.min_tokens, sampling.max_tokens, sampling.seed) == (2, 9, 5)
     assert sampling.ignore_eos
     assert sampling.stop_token_ids == (7,)
+
+
+async def test_a_completion_begins_with_bos_and_a_chat_as_its_template_says(tmp_path) -> None:
+    model = str(gguf(tmp_path))
+    async with open_house(tmp_path, model=model, scheduler_options={"model": "tiny"}) as house:
+        await house.complete(prompt="ab")
+        await house.post("/v1/chat/completions", **(CHAT | {"model": "tiny"}))
+        completion, chat = house.scheduler.of(Submit)
+    assert completion.prompt[0] == 0
+    assert len(completion.prompt) == 2
+    assert chat.prompt[0] == 0, "the template wrote it"
+    assert chat.prompt.count(0) == 1

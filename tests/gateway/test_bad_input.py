@@ -370,6 +370,17 @@ async def test_half_a_head_that_hangs_is_408_and_closed(tmp_path: Path, before: 
         assert b"Content-Length: %d" % len(body) in head
 
 
+async def test_the_clock_stops_when_the_request_is_there(tmp_path: Path) -> None:
+    async with open_house(tmp_path, request_read_timeout_s=0.1, ping_interval_s=0.05) as house:
+        house.scheduler.holds = True
+        async with house.stream(COMPLETIONS, prompt="Hi") as events:
+            submit = await house.scheduler.submitted()
+            for _ in range(6):
+                assert await events.frame() == [": ping"]
+            house.scheduler.finish(submit.request_id)
+            assert (await events.rest())[-1] == "[DONE]"
+
+
 async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
     async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
         assert await raw(house, b"") == b""

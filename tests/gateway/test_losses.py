@@ -223,6 +223,24 @@ async def test_a_message_that_is_not_for_gateways_is_dropped_and_counted(house: 
     assert 'splitflap:messages_dropped_total{link="request",reason="unknown"}' in page
 
 
+async def test_what_could_not_be_sent_is_sent_when_the_connection_is_back(house: House) -> None:
+    """The same scheduler life, out of reach for a moment: a cancel and a request wait."""
+    house.scheduler.holds = True
+    leaving = asyncio.create_task(house.post(PATH, prompt="leaves"))
+    left = await house.scheduler.submitted()
+    await house.scheduler.close()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    staying = asyncio.create_task(house.complete(prompt="stays"))
+    async with asyncio.timeout(5):
+        while house.gateway.link.num_open != 1:  # one left, one came
+            await asyncio.sleep(0)
+    house.scheduler = ScriptedScheduler(house.endpoint, boot=house.scheduler.boot)
+    assert (await staying)["choices"][0]["text"] == "ok"
+    gone = CancelReason.CLIENT_GONE
+    await house.scheduler.until(lambda: house.scheduler.cancels(gone) == [left.request_id])
+
+
 # ------------------------------------------------------------------ schedulers that get lost
 
 
