@@ -1,6 +1,5 @@
 """Names for the numbers and strings that travel between processes."""
 
-import secrets
 from typing import Annotated, NewType
 
 RequestId = NewType("RequestId", str)
@@ -17,8 +16,3 @@ Boot = NewType("Boot", int)
 
 Ids = Annotated[tuple[int, ...], "int32"]
 """Token or block ids; on the wire a byte string of little-endian int32."""
-
-
-def new_boot() -> Boot:
-    """A fresh boot number for this process life."""
-    return Boot(secrets.randbits(64))

@@ -1,13 +1,10 @@
 """Whose executor this is. Pure: time comes as an argument, in seconds on a monotonic clock."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from shared.ids import Boot
+from shared.liveness import SILENCE_S
 from shared.messages import Heartbeat
-
-SILENCE_S: Final = 3.0
-"""A peer not heard for so long is gone."""
 
 
 @dataclass

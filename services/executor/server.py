@@ -17,7 +17,7 @@ from services.executor.model.toy import ToyModel
 from services.executor.sizing import PoolPlan, PoolWishes, available_bytes, plan_pool
 from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
 from shared.errors import SplitflapError, StartError
-from shared.ids import new_boot
+from shared.liveness import new_boot
 from shared.logs import get_logger
 from shared.messages import ExecutorReady
 from shared.model_source import ModelSource, find_model
@@ -90,7 +90,13 @@ class Executor:
 
     def _load_model(self, source: ModelSource) -> DecoderModel:
         if source.is_toy:
+            if self._settings.dtype != "auto":
+                raise StartError(
+                    f"--dtype {self._settings.dtype}: the toy has no dtype; leave it out"
+                )
             return ToyModel(self._settings.toy_step_ms / 1000)
+        if self._settings.toy_step_ms:
+            raise StartError("--toy-step-ms is for --model toy; leave it out")
         # Here, as the toy needs neither kernels nor the time it takes to import them.
         from kernels.select import default_dtype
         from services.executor.model.loader import load_model
@@ -117,7 +123,7 @@ class Executor:
         )
         free_bytes = available_bytes()
         plan = plan_pool(
-            wishes, model.block_bytes_per_token, model.shape.max_position_embeddings, free_bytes
+            wishes, model.kv_bytes_per_token, model.shape.max_position_embeddings, free_bytes
         )
         if plan.lowered_from is not None:
             _log.warning(

@@ -15,6 +15,7 @@ import uvloop
 from services.executor.adoption import Adoption
 from shared.ids import Boot
 from shared.links import Dealer, check_endpoint
+from shared.liveness import HEARTBEAT_S
 from shared.logs import get_logger
 from shared.messages import (
     TO_EXECUTOR,
@@ -29,7 +30,6 @@ from shared.messages import (
 )
 from shared.metrics import MESSAGES_DROPPED, serve_metrics
 
-HEARTBEAT_S: Final = 0.5
 _MOST_WAITING: Final = 16
 """Plans that may wait for the interpreter; the protocol has two in flight at most."""
 

@@ -15,8 +15,8 @@ from prometheus_client import Counter
 from services.gateway.answer_stream import AnswerStream
 from shared.errors import ErrorCode
 from shared.ids import Boot, RequestId
-from shared.liveness import new_boot
 from shared.links import Dealer
+from shared.liveness import SILENCE_S, new_boot
 from shared.logs import get_logger
 from shared.messages import (
     TO_GATEWAY,
@@ -57,7 +57,7 @@ class LinkTimes:
     """Seconds: between beats, of silence until not ready, of that until open requests end."""
 
     beat_s: float = 1.0
-    silent_s: float = 3.0
+    silent_s: float = SILENCE_S
     lost_s: float = 60.0
 
 

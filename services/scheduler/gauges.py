@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shared.errors import ErrorCode
 from shared.messages import PreemptionMode
 from shared.metrics import PREFIX
 from shared.sampling import FinishReason
@@ -71,7 +72,7 @@ class SchedulerCollector(Collector):
             CounterMetricFamily(
                 PREFIX + "requests_rejected", "Refused requests", labels=["reason"]
             ),
-            counters.requests_refused,
+            {code: counters.requests_refused[code] for code in ErrorCode},
         )
         yield _labelled(
             CounterMetricFamily(PREFIX + "preemptions", "Requests that gave way", labels=["mode"]),

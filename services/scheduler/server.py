@@ -30,8 +30,9 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
-from shared.ids import Boot, new_boot
+from shared.ids import Boot
 from shared.links import Router
+from shared.liveness import HEARTBEAT_S, SILENCE_S, new_boot
 from shared.logs import get_logger
 from shared.messages import (
     FROM_EXECUTOR,
@@ -54,8 +55,6 @@ from shared.messages import (
 from shared.metrics import REGISTRY, serve_metrics
 from shared.settings import SchedulerSettings
 
-HEARTBEAT_S: Final = 0.5
-SILENCE_S: Final = 3.0  # a peer not heard for so long is gone
 TICK_S: Final = 0.1
 STATS_S: Final = 10.0
 NO_EXECUTOR: Final = "waiting for an executor"

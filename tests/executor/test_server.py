@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.executor.server import Executor
-from services.executor.step_link import HEARTBEAT_S
 from shared.errors import StartError
 from shared.ids import Boot
+from shared.liveness import HEARTBEAT_S
 from shared.messages import PREVIOUS, Drain, Heartbeat, StepFailed, StepResult
 from shared.settings import ExecutorSettings
 from tests.executor.plain_toy import toy_logits

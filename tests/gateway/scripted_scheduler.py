@@ -15,8 +15,8 @@ from typing import TypeVar
 from shared.errors import ErrorCode
 from shared.geometry import ModelShape
 from shared.ids import Boot, RequestId
-from shared.liveness import new_boot
 from shared.links import Router
+from shared.liveness import new_boot
 from shared.messages import (
     TO_SCHEDULER,
     Accepted,

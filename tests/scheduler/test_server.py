@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from services.scheduler import server as server_module
-from services.scheduler.server import SILENCE_S, SchedulerServer
+from services.scheduler.server import SchedulerServer
 from shared.geometry import ModelShape
 from shared.ids import Boot
 from shared.links import Dealer, Router
+from shared.liveness import SILENCE_S
 from shared.messages import (
     FROM_EXECUTOR,
     TO_EXECUTOR,

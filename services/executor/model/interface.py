@@ -14,7 +14,7 @@ class DecoderModel(Protocol):
     shape: ModelShape
     eos_token_ids: tuple[int, ...]
     kv_dtype: str
-    block_bytes_per_token: int
+    kv_bytes_per_token: int
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool of `num_blocks` blocks of `block_size` tokens; its layout is the back end's."""

@@ -15,7 +15,7 @@ class Llama:
         self.shape = config.shape
         self.eos_token_ids = config.eos_token_ids
         self.kv_dtype = str(kernels.dtype).removeprefix("torch.")
-        self.block_bytes_per_token = self.shape.bytes_per_token(kernels.dtype.itemsize)
+        self.kv_bytes_per_token = self.shape.bytes_per_token(kernels.dtype.itemsize)
         self._weights = weights
         self._kernels = kernels
         self._eps = config.rms_norm_eps

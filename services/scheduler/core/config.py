@@ -15,8 +15,7 @@ class SchedulerConfig:
     Attributes:
         boot: of this life; every plan carries it, results of another are dropped.
         max_num_seqs: most sequences that run together. Default: vLLM's.
-        max_num_batched_tokens: most tokens one step computes. It bounds the running sequences too,
-            so that each step has a token for every one of them.
+        max_num_batched_tokens: most tokens one step computes; it bounds the running sequences too.
         watermark: share of the pool a start leaves free for those who go on. Default: vLLM v0's.
         plans_in_flight: plans sent ahead of their results; one is all there is for now.
         stream_ttl_s: how long the log of a finished request outlives its gateway's last sign.

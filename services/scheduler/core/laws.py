@@ -87,9 +87,13 @@ def _check_lines(scheduler: Scheduler) -> None:
         _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
         places = [(request.arrival, request.request_id) for request in in_line]
         _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
-    most = scheduler.config.max_num_seqs
+    most = min(scheduler.config.max_num_seqs, scheduler.config.max_num_batched_tokens)
     sequences = sum(len(request.live_sequences) for request in book.running)
-    _demand(sequences <= most, "max_num_seqs", f"{sequences} sequences run, at most {most}")
+    _demand(
+        sequences <= most,
+        "max_num_seqs, and a token for each",
+        f"{sequences} sequences run, at most {most}",
+    )
 
 
 def _check_request(request: Request) -> None:

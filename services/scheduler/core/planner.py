@@ -67,7 +67,7 @@ class Planner:
         self._victim = victim
         self._preemption = preemption
         self._counters = counters
-        self._max_running = min(max_running, batching.max_running)
+        self._max_running = max_running
         self._watermark_blocks = int(watermark * allocator.pool.num_blocks)
         self._gave_way: list[messages.Preemption] = []
 
@@ -117,8 +117,6 @@ class Planner:
             for sequence in request.live_sequences:
                 granted = draft.shares.grant(sequence)
                 placed = self._place(draft, request, sequence, granted) if granted else 0
-                if placed < granted:
-                    draft.shares.give_back(granted - placed)
                 if granted and not placed and not self._is_block_coming(draft, request):
                     break
 

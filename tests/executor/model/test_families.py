@@ -99,4 +99,4 @@ def test_blocks_are_copied_with_all_layers(tmp_path: Path) -> None:
     assert torch.equal(second[3], first[1])
     assert torch.equal(second[2], first[0])
     assert not second[:2].any()
-    assert model.block_bytes_per_token * 16 == first[0].nbytes
+    assert model.kv_bytes_per_token * 16 == first[0].nbytes

@@ -18,15 +18,9 @@ class Shares(Protocol):
     def grant_new(self, sequence: Sequence) -> int:
         """Tokens a sequence that starts now may compute in this step."""
 
-    def give_back(self, num_tokens: int) -> None:
-        """Granted tokens that found no block."""
-
 
 class Batching(Protocol):
     """Opens the budget of a step."""
-
-    max_running: int
-    """Most sequences that can be sure to go on, whatever they need."""
 
     def open(self, running: Iterable[Sequence]) -> Shares:
         """The budget of a step in which these sequences go on."""
@@ -35,12 +29,13 @@ class Batching(Protocol):
 class Mixed:
     """Decodes first, one token each; prompts are cut into chunks that fill the rest.
 
+    Somebody starts only when tokens are left after all who run took what they can use; so there are
+    never more running sequences than tokens in a step, and each has one whenever it can use it.
     Source: Agrawal et al. 2024 (Sarathi-Serve), chunked prefill without stalls.
     """
 
     def __init__(self, token_budget: int) -> None:
         self.token_budget = token_budget
-        self.max_running = token_budget
 
     def open(self, running: Iterable[Sequence]) -> "MixedShares":
         """A budget in which one token is kept for every sequence that decodes."""
@@ -63,7 +58,3 @@ class MixedShares:
         granted = min(sequence.num_to_compute, self.left)
         self.left -= granted
         return granted
-
-    def give_back(self, num_tokens: int) -> None:
-        """They go to the prompts."""
-        self.left += num_tokens
