@@ -20,10 +20,10 @@ from tokenizers import (
     processors,
 )
 
-from services.gateway.gguf_metadata import read_metadata
 from services.gateway.token_bytes import byte_level
 from services.gateway.tokenizer import ChatFormat, ModelTokenizer
 from shared.errors import StartError
+from shared.gguf_header import read_header
 
 _CONTROL: Final = 3  # llama.cpp's token types
 _USER_DEFINED: Final = 4
@@ -66,7 +66,7 @@ def from_gguf(path: Path) -> ModelTokenizer:
 
     Raises: StartError if the file has none, or one of a kind that is not known here.
     """
-    metadata = read_metadata(path)
+    metadata = read_header(path).metadata
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
     cut = _pre_tokenizer(pre) if kind == "gpt2" else None
     if cut is None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from services.gateway.detokenizer import Detokenizer
-from services.gateway.gguf_metadata import read_metadata
 from services.gateway.tokenizer import ToyTokenizer, load_tokenizer
 from shared.errors import StartError
+from shared.gguf_header import read_header
 from shared.model_source import ModelSource, find_model
 from tests.gateway.tiny_models import gguf
 
@@ -59,7 +59,7 @@ def smollm2():
 @pytest.fixture(scope="module")
 def library():
     """The same vocabulary, decoded by the tokenizers library."""
-    metadata = read_metadata(find_model("smollm2-135m-instruct").path)
+    metadata = read_header(find_model("smollm2-135m-instruct").path).metadata
     tokens = metadata["tokenizer.ggml.tokens"]
     core = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
     core.add_special_tokens(tokens[:17])
@@ -124,7 +124,7 @@ def test_metadata_equals_the_gguf_packages(tmp_path: Path) -> None:
         for name, field in GGUFReader(path).fields.items()
         if not name.startswith("GGUF.")
     }
-    ours = read_metadata(path)
+    ours = read_header(path).metadata
     assert {name: list(v) if isinstance(v, tuple) else v for name, v in ours.items()} == theirs
 
 
@@ -180,7 +180,7 @@ def test_a_cut_off_gguf_is_refused(cut: int, tmp_path_factory) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: min(cut, len(content) - 100)])
     with pytest.raises(StartError, match=r"tiny\.gguf"):
-        read_metadata(path)
+        read_header(path)
 
 
 # ------------------------------------------------------------------ Hugging Face folders
