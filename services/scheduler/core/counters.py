@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shared.errors import ErrorCode
 from shared.messages import PreemptionMode
 from shared.sampling import FinishReason
 
@@ -13,6 +12,7 @@ class Counters:
     """Totals of one scheduler life.
 
     Attributes:
+        requests_refused: by their ErrorCode.
         requests_finished: by the reason of their last sequence; ABORT is a client that went away.
         prompt_tokens: of prompts computed to their end, each once however often it was recomputed.
         computed_tokens: places assigned by plans sent, recomputed ones included.
@@ -21,7 +21,7 @@ class Counters:
     """
 
     requests_accepted: int = 0
-    requests_refused: Counter[ErrorCode] = field(default_factory=Counter)
+    requests_refused: Counter[str] = field(default_factory=Counter)
     requests_finished: Counter[FinishReason] = field(default_factory=Counter)
     prompt_tokens: int = 0
     generation_tokens: int = 0

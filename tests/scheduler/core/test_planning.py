@@ -166,7 +166,7 @@ class SmallChunks(Mixed):
 
         def grant_two(sequence):
             granted = grant_all(sequence)
-            shares.give_back(granted - min(granted, 2))
+            shares.left += granted - min(granted, 2)
             return min(granted, 2)
 
         shares.grant_new = grant_two
