@@ -72,7 +72,8 @@ def _note(request: web.Request, status: int, began: float) -> None:
     outcome = request.get(OUTCOME, {})
     if outcome and status == 200:
         gauges.E2E_LATENCY.observe(seconds)
-    say = _log.info if path.startswith("/v1/") or status >= 400 else _log.debug
+    is_watching = path.startswith(("/health", "/metrics"))  # again and again, by machines
+    say = _log.debug if is_watching else _log.info
     say(
         "request_finished",
         method=request.method,
