@@ -53,6 +53,11 @@ QKV, ROTARY, R_SLOTS, R_QUERIES, R_POOL, R_HEADS, R_KV_HEADS = range(3, 10)
 R_HEAD_DIM, R_BLOCK_SIZE, R_BLOCK_BYTES, R_HEAD_BYTES = range(10, 14)
 ROTATE_WORDS: Final = 14
 
+# A team of threads, one cache line for what all change and one for what they read.
+T_STATE, T_SLEEPERS, T_STOP = range(3)
+T_BODY, T_BLOCK, T_LIMIT, T_SPINS = range(8, 12)
+TEAM_WORDS: Final = 16
+
 # Matrix products: COUNT tiles of 16 outputs, each `P_STEPS` vectors of weights.
 P_INPUT, P_INPUT_STRIDE, P_TILES, P_STEPS, P_OUTPUT, P_OUTPUT_STRIDE, P_BIAS, P_ROWS = range(2, 10)
 PRODUCT_WORDS: Final = 10

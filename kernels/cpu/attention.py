@@ -62,10 +62,10 @@ from kernels.cpu.arguments import (
     WIDTH,
     WORKER,
 )
+from kernels.cpu.synchronise import fetch_add
 from kernels.cpu.tiles import make_scores, make_values
 from kernels.cpu.vector import (
     exp,
-    fetch_add,
     first_of,
     fma,
     larger,

@@ -1,4 +1,4 @@
-"""The CPU back end: attention and products in machine code, on torch's own threads.
+"""The CPU back end: attention and products in machine code.
 
 Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size * head_dim]`: a (block, layer, head)
 tile holds keys token-minor (`[head_dim][block_size]`: one load fetches one number of 16 tokens),
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import arguments as words
-from kernels.cpu.code import bodies
+from kernels.cpu.code import bodies, kind_of
 from kernels.cpu.linear import pack_linear, pack_vocabulary
 from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.plan import AttentionPlan
-from kernels.cpu.threads import team_runner
+from kernels.cpu.threads import num_threads, the_team
 from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
 
 KEYS, VALUES = 0, 1
@@ -31,8 +31,8 @@ class CpuKernels:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._bodies = bodies(dtype == torch.bfloat16)
-        self._run = team_runner()
+        self._bodies = bodies(kind_of(dtype))
+        self._team = the_team()
         self._plan = AttentionPlan(self._bodies["list_work"])
         self._norm = (ctypes.c_int64 * words.NORM_WORDS)()
         self._silu = (ctypes.c_int64 * words.SILU_WORDS)()
@@ -78,7 +78,7 @@ class CpuKernels:
         block[words.POOL] = pool.data_ptr() + layer * pool.stride(1) * pool.itemsize
         block[words.QUERIES] = queries.data_ptr()
         block[words.OUT] = attended.data_ptr()
-        self._run(self._bodies["attend"], ctypes.addressof(block), self._plan.threads)
+        self._team.run(self._bodies["attend"], ctypes.addressof(block), self._plan.threads)
         return attended
 
     def add_rms_norm(
@@ -144,4 +144,4 @@ class CpuKernels:
         if rows * width < PARALLEL_ELEMENTS:
             body.run_here(ctypes.addressof(block))
         else:
-            self._run(body, ctypes.addressof(block), torch.get_num_threads())
+            self._team.run(body, ctypes.addressof(block), num_threads())

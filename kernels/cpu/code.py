@@ -1,6 +1,6 @@
 """Machine code of the CPU bodies: from the cache, or compiled now and cached.
 
-One file a dtype, named by a digest of everything the code depends on: these sources, the
+One file a kind, named by a digest of everything the code depends on: these sources, the
 compiler's version, the CPU and its features. It is looked for beside the sources first (filled at
 install, may be read-only), then in the user's cache folder.
 """
@@ -15,13 +15,16 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import llvmlite.binding as llvm
+import torch
 
 from shared.logs import get_logger
 
 log = get_logger("kernels")
+
+Kind = Literal["bf16", "f32", "team"]
 
 _MAGIC: Final = b"splitflap machine code 1\n"
 _SOURCES: Final = (
@@ -31,6 +34,8 @@ _SOURCES: Final = (
     "elementwise.py",
     "microkernels.py",
     "product.py",
+    "synchronise.py",
+    "team.py",
     "tiles.py",
     "vector.py",
 )
@@ -50,19 +55,24 @@ class Body:
 
 
 @cache
-def bodies(is_bf16: bool) -> dict[str, Body]:
-    """All bodies for bfloat16 or float32, ready to run."""
-    objects = _from_cache(is_bf16)
+def bodies(kind: Kind) -> dict[str, Body]:
+    """All bodies of a dtype, or of the team that runs them, ready to run."""
+    objects = _from_cache(kind)
     if objects is None:
         started = time.monotonic()
-        log.info("compiling_kernels", bf16=is_bf16, why="no machine code for this CPU in the cache")
+        log.info("compiling_kernels", kind=kind, why="no machine code for this CPU in the cache")
         from kernels.cpu.compile import compile_bodies
 
-        objects = compile_bodies(is_bf16)
-        log.info("compiled_kernels", bf16=is_bf16, took_s=round(time.monotonic() - started, 1))
-        _to_cache(is_bf16, objects)
+        objects = compile_bodies(kind)
+        log.info("compiled_kernels", kind=kind, took_s=round(time.monotonic() - started, 1))
+        _to_cache(kind, objects)
     _start_llvm()
     return {name: Body(*parts) for name, parts in objects.items()}
+
+
+def kind_of(dtype: torch.dtype) -> Kind:
+    """The bodies a dtype needs."""
+    return "bf16" if dtype == torch.bfloat16 else "f32"
 
 
 @cache
@@ -76,13 +86,13 @@ def _start_llvm() -> None:
 
 
 @cache
-def _file_name(is_bf16: bool) -> str:
+def _file_name(kind: Kind) -> str:
     features = llvm.get_host_cpu_features().flatten()
     told = [version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), features]
     digest = hashlib.sha256("\n".join(told).encode())
     for source in _SOURCES:
         digest.update(Path(__file__).with_name(source).read_bytes())
-    return f"{'bf16' if is_bf16 else 'f32'}-{digest.hexdigest()[:24]}.machinecode"
+    return f"{kind}-{digest.hexdigest()[:24]}.machinecode"
 
 
 def _folders() -> Iterator[Path]:
@@ -91,9 +101,9 @@ def _folders() -> Iterator[Path]:
     yield Path(base) / "splitflap"
 
 
-def _from_cache(is_bf16: bool) -> dict[str, tuple[str, bytes]] | None:
+def _from_cache(kind: Kind) -> dict[str, tuple[str, bytes]] | None:
     for folder in _folders():
-        path = folder / _file_name(is_bf16)
+        path = folder / _file_name(kind)
         try:
             return _unpack(path.read_bytes())
         except FileNotFoundError:
@@ -103,14 +113,14 @@ def _from_cache(is_bf16: bool) -> dict[str, tuple[str, bytes]] | None:
     return None
 
 
-def _to_cache(is_bf16: bool, objects: dict[str, tuple[str, bytes]]) -> None:
+def _to_cache(kind: Kind, objects: dict[str, tuple[str, bytes]]) -> None:
     for folder in _folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                 file.write(_pack(objects))
             os.chmod(file.name, 0o644)  # who serves need not be who installed
-            os.replace(file.name, folder / _file_name(is_bf16))
+            os.replace(file.name, folder / _file_name(kind))
         except OSError as error:
             log.info("kernel_cache_not_writable", folder=str(folder), error=str(error))
         else:

@@ -11,6 +11,7 @@ from kernels.cpu.attention import list_work, make_attend
 from kernels.cpu.elementwise import make_norm, make_rotate, make_silu
 from kernels.cpu.features import has_tiles
 from kernels.cpu.product import make_products
+from kernels.cpu.team import follow, lead
 from kernels.cpu.vector import OPTIONS
 
 MAKERS: Final = {
@@ -26,14 +27,25 @@ TILE_MAKERS: Final = {
 }
 
 
-def compile_bodies(is_bf16: bool) -> dict[str, tuple[str, bytes]]:
-    """Every body's symbol and object code, for this CPU; about 10 s."""
-    makers: dict[str, Callable[[bool], Any]] = dict(MAKERS)
-    if has_tiles(torch.bfloat16 if is_bf16 else torch.float32):
-        makers.update(TILE_MAKERS)
-    compiled = {}
-    for name, make in makers.items():
-        function: Any = CFunc(make(is_bf16), ((types.intp,), types.void), {}, dict(OPTIONS))
-        function.compile()
-        compiled[name] = (function.native_name, function._library._get_compiled_object())
-    return compiled
+def compile_bodies(kind: str) -> dict[str, tuple[str, bytes]]:
+    """Symbol and object code of every body of a kind (bf16, f32, team); about 10 s for a dtype."""
+    if kind == "team":
+        functions: dict[str, Callable[[int], None]] = {"lead": lead, "follow": follow}
+        functions["nothing"] = nothing
+    else:
+        is_bf16 = kind == "bf16"
+        makers: dict[str, Callable[[bool], Any]] = dict(MAKERS)
+        if has_tiles(torch.bfloat16 if is_bf16 else torch.float32):
+            makers.update(TILE_MAKERS)
+        functions = {name: make(is_bf16) for name, make in makers.items()}
+    return {name: _compile(function) for name, function in functions.items()}
+
+
+def nothing(block: int) -> None:
+    """A body with nothing to do."""
+
+
+def _compile(function: Callable[[int], None]) -> tuple[str, bytes]:
+    compiled: Any = CFunc(function, ((types.intp,), types.void), {}, dict(OPTIONS))
+    compiled.compile()
+    return compiled.native_name, compiled._library._get_compiled_object()

@@ -35,11 +35,11 @@ from kernels.cpu.arguments import (
     WEIGHT,
     WIDTH,
 )
+from kernels.cpu.synchronise import fetch_add
 from kernels.cpu.vector import (
     add,
     divide,
     exp,
-    fetch_add,
     first_of,
     larger,
     load_f32,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.cpu import arguments as words
 from kernels.cpu.code import Body
+from kernels.cpu.threads import num_threads
 from kernels.interface import PackedBatch
 
 
@@ -28,7 +29,7 @@ class AttentionPlan:
 
         Raises: ValueError if the batch's tensors are not what the compiled code reads.
         """
-        key = (pool.data_ptr(), pool.stride(), queries.shape, scale, torch.get_num_threads())
+        key = (pool.data_ptr(), pool.stride(), queries.shape, scale, num_threads())
         if batch is not self._batch or key != self._key:
             self._prepare(pool, queries, batch, scale)
             self._batch, self._key = batch, key
@@ -40,7 +41,7 @@ class AttentionPlan:
         kv_heads = pool.shape[2]
         group = heads // kv_heads
         tile = max(1, words.TILE_ROWS // group)
-        self.threads = torch.get_num_threads()
+        self.threads = num_threads()
         num_rows = len(batch.context_lengths)
         longest = batch.block_tables.shape[1] * (pool.shape[4] // head_dim)
         parts = num_rows * kv_heads * (longest // words.PART_KEYS + 1)

@@ -19,7 +19,8 @@ from kernels.cpu.arguments import (
     WIDTH,
 )
 from kernels.cpu.microkernels import make_product
-from kernels.cpu.vector import fetch_add, load_i64, machine_code
+from kernels.cpu.synchronise import fetch_add
+from kernels.cpu.vector import load_i64, machine_code
 
 
 def make_products(is_bf16: bool, gives_f32: bool) -> Callable[..., Any]:

@@ -1,57 +1,87 @@
-"""Work on all cores in the thread pool that torch already has.
+"""The threads that run compiled bodies; see `team.py` for how they work together."""
 
-torch's matrix products run in an OpenMP pool. A second pool beside it (numba's, say) would fight
-for the same cores with threads that spin while they wait, so our bodies join torch's: the symbol
-GOMP_parallel of the OpenMP library torch has loaded runs a function on every thread of a team.
-"""
-
+import atexit
 import ctypes
-from collections.abc import Callable
+import os
+import signal
 from functools import cache
-from pathlib import Path
+from typing import Final
 
 import torch
 
-from kernels.cpu.code import Body
-from shared.logs import get_logger
+from kernels.cpu import arguments as words
+from kernels.cpu.code import Body, bodies
 
-log = get_logger("kernels")
+SPINS: Final = 4000
+"""Pauses before a waiting thread gives its core away: about 50 us, longer than between two bodies
+of a step, shorter than anybody notices."""
 
-Run = Callable[[Body, int, int], None]
-"""(body, address of its argument block, number of threads): runs it until it is done."""
+_CACHE_LINE: Final = 64
+
+
+class Team:
+    """The calling thread and its followers. One thread at a time may run bodies."""
+
+    def __init__(self) -> None:
+        code = bodies("team")
+        self._lead, self._follow = code["lead"], code["follow"]
+        self._memory = (ctypes.c_int64 * (words.TEAM_WORDS + _CACHE_LINE // 8))()
+        address = ctypes.addressof(self._memory)
+        self._address = -(-address // _CACHE_LINE) * _CACHE_LINE
+        self._block = (ctypes.c_int64 * words.TEAM_WORDS).from_address(self._address)
+        self._block[words.T_SPINS] = SPINS
+        self._followers: list[ctypes.c_ulong] = []
+        self._owner = os.getpid()
+        atexit.register(self._stop)
+
+    def run(self, body: Body, block: int, threads: int) -> None:
+        """Run `body` with the argument block at address `block` on up to `threads` threads."""
+        if threads == 1:
+            body.run_here(block)
+            return
+        if len(self._followers) < threads - 1:
+            self._hire(threads - 1)
+        self._block[words.T_BODY] = body.address
+        self._block[words.T_BLOCK] = block
+        self._block[words.T_LIMIT] = threads - 1
+        self._lead.run_here(self._address)
+
+    def _hire(self, count: int) -> None:
+        """Start followers, as threads that Python knows nothing of and signals do not reach."""
+        libc = ctypes.CDLL(None)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            while len(self._followers) < count:
+                thread = ctypes.c_ulong()
+                function, block = (
+                    ctypes.c_void_p(x) for x in (self._follow.address, self._address)
+                )
+                failed = libc.pthread_create(ctypes.byref(thread), None, function, block)
+                if failed:
+                    raise OSError(failed, f"cannot start a thread: {os.strerror(failed)}")
+                self._followers.append(thread)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _stop(self) -> None:
+        """End the followers while their code is still in memory."""
+        if os.getpid() != self._owner:  # a fork has none
+            return
+        self._block[words.T_STOP] = 1
+        self._block[words.T_LIMIT] = 0
+        self._block[words.T_BODY] = bodies("team")["nothing"].address
+        self._lead.run_here(self._address)  # wakes the sleepers
+        for thread in self._followers:
+            ctypes.CDLL(None).pthread_join(thread, None)
+        self._followers.clear()
 
 
 @cache
-def team_runner() -> Run:
-    """What runs a body on a team of torch's threads, the calling one among them."""
-    team = _openmp_team()
-    if team is None:
-        log.warning("openmp_not_found", effect="attention runs on one thread")
-        return lambda body, arguments, threads: body.run_here(arguments)
-    return lambda body, arguments, threads: team(body.address, arguments, threads, 0)
+def the_team() -> Team:
+    """This process's team."""
+    return Team()
 
 
-def _openmp_team() -> Callable[[int, int, int, int], None] | None:
-    """GOMP_parallel(function, argument, threads, flags) of the library torch has loaded."""
-    torch.get_num_threads()  # loads it, if torch had not yet
-    for library in _openmp_libraries():
-        try:
-            team = ctypes.CDLL(library).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        team.restype = None
-        found: Callable[[int, int, int, int], None] = team
-        return found
-    return None
-
-
-def _openmp_libraries() -> list[str]:
-    """OpenMP libraries mapped into this process, the one beside torch first."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "omp" in line.rpartition("/")[2]}
-    beside_torch = str(Path(torch.__file__).parent)
-    return sorted(paths, key=lambda path: (not path.startswith(beside_torch), path))
+def num_threads() -> int:
+    """Threads to run a body on: as many as torch uses."""
+    return torch.get_num_threads()

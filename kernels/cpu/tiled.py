@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import arguments as words
-from kernels.cpu.code import bodies
+from kernels.cpu.code import bodies, kind_of
 from kernels.cpu.memory import advise_huge_pages
-from kernels.cpu.threads import team_runner
+from kernels.cpu.threads import num_threads, the_team
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -34,8 +34,8 @@ class _Tiles:
         advise_huge_pages(self._tiles)
         self._tiles.copy_(weight.view(count, words.WIDTH, steps, together).transpose(1, 2))
         self._bias = torch.zeros(self._outputs) if bias is None else bias.float()
-        self._run = team_runner()
-        self._body = bodies(weight.dtype == torch.bfloat16)[body]
+        self._team = the_team()
+        self._body = bodies(kind_of(weight.dtype))[body]
         block = self._block = (ctypes.c_int64 * words.PRODUCT_WORDS)()
         block[words.COUNT] = count
         block[words.P_TILES] = self._tiles.data_ptr()
@@ -52,7 +52,7 @@ class _Tiles:
         block[words.P_OUTPUT] = y.data_ptr()
         block[words.P_OUTPUT_STRIDE] = self._outputs * dtype.itemsize
         block[words.P_ROWS] = x.shape[0]
-        self._run(self._body, ctypes.addressof(block), torch.get_num_threads())
+        self._team.run(self._body, ctypes.addressof(block), num_threads())
         return y
 
 

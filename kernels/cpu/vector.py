@@ -1,4 +1,4 @@
-"""Words that numba lacks: raw memory, bfloat16, atomic counters, and rows of 16 floats.
+"""Words that numba lacks: raw memory, bfloat16, and rows of 16 floats.
 
 Addresses are plain integers (numba `intp`), in bytes. A `Vector` is LLVM's `<16 x float>`: one
 AVX-512 register, two of AVX2, four of NEON.
@@ -171,18 +171,6 @@ def store_i64(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp, types.int64), generate
-
-
-@word
-def fetch_add(typing: Any, address: Any, step: Any) -> Any:
-    """Add to the int64 counter at an address, atomically; returns what it was."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw(
-            "add", pointer(builder, arguments[0], I64), arguments[1], "acq_rel"
-        )
-
-    return types.int64(types.intp, types.int64), generate
 
 
 @word

@@ -2,14 +2,15 @@
 
 import torch
 
-from kernels.cpu.code import bodies
+from kernels.cpu.code import bodies, kind_of
 from kernels.select import default_dtype
 
 
 def main() -> None:
     """Fill the cache for the default dtype and for float32."""
-    for is_bf16 in {default_dtype(torch.device("cpu")) == torch.bfloat16, False}:
-        bodies(is_bf16)
+    bodies("team")
+    for dtype in {default_dtype(torch.device("cpu")), torch.float32}:
+        bodies(kind_of(dtype))
 
 
 if __name__ == "__main__":
