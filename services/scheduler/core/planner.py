@@ -203,12 +203,12 @@ class Planner:
         table = sequence.table
         if table is None:
             raise InvariantBroken(f"{request.request_id} runs without a block table")
-        first, is_decode = sequence.num_computed, sequence.num_to_compute == 1
+        first, num_tokens = table.num_filled, sequence.num_tokens
         num_placed, copies = self._allocator.append(table, granted)
         if not num_placed:
             return 0
         last = first + num_placed
-        does_sample = last == sequence.num_tokens
+        does_sample = last == num_tokens
         row = Row(
             sequence.sequence_id,
             token_ids=sequence.token_ids(first, last),
@@ -220,7 +220,7 @@ class Planner:
             if does_sample
             else (),
         )
-        (draft.decodes if is_decode else draft.prompts).append(row)
+        (draft.decodes if first == num_tokens - 1 else draft.prompts).append(row)
         draft.copies += copies
         draft.sent[sequence.sequence_id] = SentRow(request, sequence, does_sample)
         self._counters.computed_tokens += num_placed

@@ -61,7 +61,8 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         """Tokens known but not computed: 1 for a decode, more for a prompt."""
-        return self.num_tokens - self.num_computed
+        num_computed = self.table.num_filled if self.table is not None else 0
+        return len(self.prompt) + len(self.generated) - num_computed  # read thrice a row and step
 
     def token_ids(self, first: int, last: int) -> Ids:
         """Tokens at positions first .. last - 1. Costs only their number."""

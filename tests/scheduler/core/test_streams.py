@@ -255,3 +255,23 @@ def test_another_request_with_the_same_id_is_refused_and_harms_nobody(house):
     house.submit("A", prompt=(1, 2, 3), max_tokens=5, ignore_eos=True, gateway="g")
     house.run()
     assert house.tokens("A", "g") == house.solo("A")
+
+
+def test_a_lost_acceptance_is_said_again_with_what_else_was_missed(house):
+    deaf(house)
+    house.submit("A", max_tokens=None, ignore_eos=True)
+    house.step()
+    deaf(house, is_deaf=False)
+    assert house.stream("A").max_tokens is None
+    house.beat("A")
+    house.beat("A")
+    assert house.stream("A").max_tokens == 60
+    assert house.tokens("A") == house.solo("A", 1)
+
+
+def test_a_new_gateway_is_not_judged_by_the_heartbeats_of_the_old_one(house):
+    house.submit("A", max_tokens=9, ignore_eos=True, gateway="g")
+    house.step(3)
+    house.beat("A", gateway="g", positions=(2,))
+    house.attach("A", "h")
+    assert house.beat("A", gateway="h", positions=(2,)) == []

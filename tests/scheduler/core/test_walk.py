@@ -137,7 +137,7 @@ class Walk(RuleBasedStateMachine):
 
 
 Walk.TestCase.settings = settings(
-    max_examples=600,
+    max_examples=400,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
