@@ -61,6 +61,11 @@ TEAM_WORDS: Final = 16
 # Matrix products: COUNT tiles of 16 outputs, each `P_STEPS` vectors of weights.
 P_INPUT, P_INPUT_STRIDE, P_TILES, P_STEPS, P_OUTPUT, P_OUTPUT_STRIDE, P_BIAS, P_ROWS = range(2, 10)
 PRODUCT_WORDS: Final = 10
+
+# Rows of a matrix in tiles: COUNT token ids (int64), each a row of `E_STEPS` words.
+E_IDS, E_TILES, E_STEPS, E_OUT = range(3, 7)  # word 2 is RUN
+EMBED_WORDS: Final = 7
+
 PRODUCT_ROWS: Final = 12
 PRODUCT_TILES: Final = 2
 """Inputs and tiles of one innermost loop: 24 sums, which 32 vector registers hold."""

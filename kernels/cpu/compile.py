@@ -10,7 +10,7 @@ from numba.core.ccallback import CFunc
 from kernels.cpu.attention import list_work, make_attend
 from kernels.cpu.elementwise import make_norm, make_rotate, make_silu
 from kernels.cpu.features import has_tiles
-from kernels.cpu.product import make_products
+from kernels.cpu.product import make_embed, make_products
 from kernels.cpu.team import follow, lead
 from kernels.cpu.vector import OPTIONS
 
@@ -23,6 +23,7 @@ MAKERS: Final = {
 }
 TILE_MAKERS: Final = {
     "products": lambda is_bf16: make_products(is_bf16, gives_f32=False),
+    "embed": make_embed,
     "logits": lambda is_bf16: make_products(is_bf16, gives_f32=True),
 }
 

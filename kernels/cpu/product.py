@@ -1,10 +1,14 @@
-"""Matrix products with weights in tiles: threads take tiles one after the other."""
+"""Matrices in tiles: products with them, whose tiles threads take in turn, and their rows."""
 
 from collections.abc import Callable
 from typing import Any
 
 from kernels.cpu.arguments import (
     COUNT,
+    E_IDS,
+    E_OUT,
+    E_STEPS,
+    E_TILES,
     NEXT,
     P_BIAS,
     P_INPUT,
@@ -16,11 +20,12 @@ from kernels.cpu.arguments import (
     P_TILES,
     PRODUCT_ROWS,
     PRODUCT_TILES,
+    RUN,
     WIDTH,
 )
 from kernels.cpu.microkernels import make_product
 from kernels.cpu.synchronise import fetch_add
-from kernels.cpu.vector import load_i64, machine_code
+from kernels.cpu.vector import load_bf16, load_f32, load_i64, machine_code, store_f32
 
 
 def make_products(is_bf16: bool, gives_f32: bool) -> Callable[..., Any]:
@@ -60,6 +65,37 @@ def make_products(is_bf16: bool, gives_f32: bool) -> Callable[..., Any]:
                 first += some
 
     return products
+
+
+def make_embed(is_bf16: bool) -> Callable[..., Any]:
+    """The body that picks rows out of tiles, as float32; see the argument block."""
+
+    @machine_code
+    def pick(tile: int, lane: int, steps: int, out: int) -> None:
+        for step in range(steps):
+            place = tile + 4 * (WIDTH * step + lane)
+            if is_bf16:
+                store_f32(out + 8 * step, load_bf16(place))
+                store_f32(out + 8 * step + 4, load_bf16(place + 2))
+            else:
+                store_f32(out + 4 * step, load_f32(place))
+
+    def embed(arguments: int) -> None:
+        steps = load_i64(arguments + 8 * E_STEPS)
+        count = load_i64(arguments + 8 * COUNT)
+        run = load_i64(arguments + 8 * RUN)
+        row_bytes = (8 if is_bf16 else 4) * steps
+        while True:
+            first = fetch_add(arguments + 8 * NEXT, run)
+            if first >= count:
+                break
+            for row in range(first, min(count, first + run)):
+                token = load_i64(load_i64(arguments + 8 * E_IDS) + 8 * row)
+                tile = load_i64(arguments + 8 * E_TILES) + 4 * WIDTH * steps * (token // WIDTH)
+                out = load_i64(arguments + 8 * E_OUT) + row_bytes * row
+                pick(tile, token % WIDTH, steps, out)
+
+    return embed
 
 
 def _make_rows(tiles: int, is_bf16: bool, gives_f32: bool) -> Callable[..., Any]:

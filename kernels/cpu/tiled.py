@@ -6,6 +6,7 @@ embedding and as head. Every result is the same, bit by bit, whatever the number
 """
 
 import ctypes
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from kernels.cpu import arguments as words
 from kernels.cpu.code import bodies, kind_of
 from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.threads import num_threads, the_team
+
+EMBED_RUN: Final = 16
+"""Tokens a thread embeds at a time; fewer are done before another thread would wake up."""
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -28,6 +32,7 @@ class _Tiles:
     def __init__(self, weight: Tensor, bias: Tensor | None, body: str) -> None:
         self._dtype = weight.dtype
         self._outputs, inputs = weight.shape
+        self._inputs = inputs
         together = _inputs_at_once(weight.dtype)
         count, steps = self._outputs // words.WIDTH, inputs // together
         self._tiles = torch.empty((count, steps, words.WIDTH, together), dtype=weight.dtype)
@@ -72,11 +77,30 @@ class TiledVocabulary(_Tiles):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__(weight, None, "logits")
+        self._embed = bodies(kind_of(weight.dtype))["embed"]
+        self._embed_block = (ctypes.c_int64 * words.EMBED_WORDS)()
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size] float32."""
-        tile, place = token_ids // words.WIDTH, token_ids % words.WIDTH
-        return self._tiles[tile, :, place].flatten(1).float()
+        count = len(token_ids)
+        embedded = torch.empty((count, self._inputs))
+        if count == 0:
+            return embedded
+        lowest, highest = token_ids.aminmax()
+        if lowest < 0 or highest >= self._outputs:
+            raise ValueError(f"token id {int(highest)} is outside the vocabulary")
+        token_ids = token_ids.contiguous()
+        block = self._embed_block
+        block[words.NEXT] = 0
+        block[words.COUNT] = count
+        block[words.RUN] = EMBED_RUN
+        block[words.E_IDS] = token_ids.data_ptr()
+        block[words.E_TILES] = self._tiles.data_ptr()
+        block[words.E_STEPS] = self._tiles.shape[1]
+        block[words.E_OUT] = embedded.data_ptr()
+        threads = num_threads() if count > EMBED_RUN else 1
+        self._team.run(self._embed, ctypes.addressof(block), threads)
+        return embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""

@@ -55,6 +55,12 @@ def test_a_vocabulary_gives_rows_and_logits(dtype: torch.dtype) -> None:
         made.append(TiledVocabulary(weight.clone()))
     for vocabulary in made:
         assert torch.equal(vocabulary.embed(token_ids), weight[token_ids].float())
+        many = torch.arange(112).repeat(3)
+        assert torch.equal(vocabulary.embed(many), weight[many].float())
+        assert vocabulary.embed(token_ids[:0]).shape == (0, 64)
+        for outside in (-1, 112):
+            with pytest.raises((ValueError, IndexError)):
+                vocabulary.embed(torch.tensor([3, outside]))
         logits = vocabulary.logits(hidden)
         assert logits.dtype == torch.float32
         tolerance = 0.1 if isinstance(vocabulary, PlainVocabulary) else 1e-4
