@@ -30,8 +30,8 @@ format: $(VENV)/.test-installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.test-installed ## decode speed against transformers' generate
-	$(BIN)/python -m ops.bench.model_speed
+bench: $(VENV)/.test-installed ## the server against transformers, side by side
+	$(BIN)/python -m ops.bench.serve_speed
 
 clean:
 	rm -rf $(VENV)

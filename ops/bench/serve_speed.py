@@ -25,8 +25,8 @@ from pathlib import Path
 import aiohttp
 import torch
 import transformers
-from ops.bench.weights import transformers_model
 
+from ops.bench.model_speed import load_transformers
 from services.gateway.tokenizer import load_tokenizer
 from shared.model_source import DEFAULT_MODEL, find_model
 
@@ -40,13 +40,15 @@ def prompts(count: int, seed: int) -> list[str]:
     """`count` texts of SHORTEST to LONGEST tokens."""
     tokenizer = load_tokenizer(find_model(DEFAULT_MODEL))
     text = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(text, add_special_tokens=False)
     dice = random.Random(seed)
     cuts = []
     for _ in range(count):
         length = dice.randint(SHORTEST, LONGEST)
         start = dice.randrange(len(ids) - length)
-        cuts.append(tokenizer.decode(ids[start : start + length]))
+        cuts.append(
+            b"".join(map(tokenizer.bytes_of, ids[start : start + length])).decode(errors="ignore")
+        )
     return cuts
 
 
@@ -146,17 +148,21 @@ class Transformers:
     def __init__(self) -> None:
         source = find_model(DEFAULT_MODEL)
         self._tokenizer = load_tokenizer(source)
-        self._model = transformers_model(source, torch.bfloat16)
+        self._model = load_transformers(source, torch.bfloat16)
 
     def run(self, texts: list[str], batch: int) -> dict[str, float]:
         """Tokens per second over `texts` in batches of `batch`."""
         started = time.perf_counter()
         for first in range(0, len(texts), batch):
-            ids = [self._tokenizer.encode(text) for text in texts[first : first + batch]]
+            ids = [
+                self._tokenizer.encode(text, add_special_tokens=True)
+                for text in texts[first : first + batch]
+            ]
             width = max(map(len, ids))
             padded = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids])
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
-            out = self._model.generate(
+            with torch.inference_mode():
+                out = self._model.generate(
                 padded, attention_mask=mask, do_sample=False, pad_token_id=0,
                 min_new_tokens=OUTPUT_TOKENS, max_new_tokens=OUTPUT_TOKENS,
             )  # fmt: skip

@@ -79,6 +79,12 @@ class SchedulerCollector(Collector):
             {mode: counters.preemptions[mode] for mode in PreemptionMode},
         )
         yield _total("steps", "Plans run", counters.plans_finished)
+        yield _labelled(
+            CounterMetricFamily(
+                PREFIX + "step_seconds", "Seconds from plan to result, by part", labels=["part"]
+            ),
+            server.step_seconds.by_part,
+        )
         yield _total("steps_refused", "Plans the executor did not run", counters.plans_refused)
         yield _total("steps_lost", "Plans lost with an executor", counters.plans_lost)
         yield _total("row_errors", "Sequences that failed alone", counters.row_errors)

@@ -30,6 +30,7 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
+from services.scheduler.step_seconds import StepSeconds
 from shared.ids import Boot
 from shared.links import Router
 from shared.liveness import HEARTBEAT_S, SILENCE_S, new_boot
@@ -85,6 +86,7 @@ class SchedulerServer:
     executor: _Executor | None = None
     executors_seen: int = 0
     gateways: dict[Gateway, float] = field(default_factory=dict)
+    step_seconds: StepSeconds = field(default_factory=StepSeconds)
 
     def __post_init__(self) -> None:
         self.core = Scheduler(
@@ -124,6 +126,7 @@ class SchedulerServer:
             _log.info(
                 "sequence_preempted", sequence=preemption.sequence_id, by=preemption.mode.value
             )
+        self.step_seconds.sent(plan.step_id, self.clock())
         if self.executor is None or not self.steps.send(self.executor.peer, plan):
             self._lose_executor("it took no plan")
 
@@ -191,6 +194,7 @@ class SchedulerServer:
             case ExecutorReady():
                 self._adopt(peer, message, now)
             case StepResult():
+                self.step_seconds.returned(message.step_id, message.timings, now)
                 self.handle(StepFinished(now, message))
             case StepFailed():
                 _log.error("step_failed", step_id=message.step_id, message=message.message)

@@ -1,0 +1,34 @@
+"""Where the time between a plan and its result goes."""
+
+from shared.messages import StepTimings
+
+
+class StepSeconds:
+    """Seconds so far, by part: what the executor reports, and the rest (`link`).
+
+    The rest is encoding, sockets, checking the plan, and waiting for a processor.
+    """
+
+    def __init__(self) -> None:
+        self.by_part = dict.fromkeys(("swap", "copy", "forward", "sample", "link"), 0.0)
+        self._sent: dict[int, float] = {}
+
+    def sent(self, step_id: int, at: float) -> None:
+        """A plan leaves at `at` (seconds, monotonic); plans of a lost executor are forgotten."""
+        self._sent = {step: when for step, when in self._sent.items() if step == step_id - 1}
+        self._sent[step_id] = at
+
+    def returned(self, step_id: int, timings: StepTimings, at: float) -> None:
+        """Its result came at `at`."""
+        sent_at = self._sent.pop(step_id, None)
+        if sent_at is None:
+            return
+        reported = {
+            "swap": timings.swap_s,
+            "copy": timings.copy_s,
+            "forward": timings.forward_s,
+            "sample": timings.sample_s,
+        }
+        reported["link"] = max(0.0, at - sent_at - sum(reported.values()))
+        for part, seconds in reported.items():
+            self.by_part[part] += seconds

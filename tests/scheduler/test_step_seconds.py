@@ -1,0 +1,23 @@
+"""Where the time of a step goes."""
+
+import pytest
+
+from services.scheduler.step_seconds import StepSeconds
+from shared.messages import StepTimings
+
+
+def test_what_the_executor_does_not_report_is_the_links():
+    seconds = StepSeconds()
+    seconds.sent(1, 10.0)
+    seconds.returned(1, StepTimings(forward_s=0.5, sample_s=0.1), 10.7)
+    assert seconds.by_part == pytest.approx(
+        {"swap": 0, "copy": 0, "forward": 0.5, "sample": 0.1, "link": 0.1}
+    )
+
+
+def test_a_result_of_a_lost_plan_counts_for_nothing():
+    seconds = StepSeconds()
+    seconds.sent(1, 10.0)
+    seconds.sent(5, 11.0)
+    seconds.returned(1, StepTimings(forward_s=0.5), 12.0)
+    assert sum(seconds.by_part.values()) == 0
