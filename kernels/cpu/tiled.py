@@ -13,11 +13,13 @@ from torch import Tensor
 
 from kernels.cpu import arguments as words
 from kernels.cpu.code import bodies, kind_of
-from kernels.cpu.memory import advise_huge_pages
+from kernels.cpu.memory import Arena
 from kernels.cpu.threads import num_threads, the_team
 
 EMBED_RUN: Final = 16
 """Tokens a thread embeds at a time; fewer are done before another thread would wake up."""
+
+_arena: Final = Arena()
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -35,8 +37,7 @@ class _Tiles:
         self._inputs = inputs
         together = _inputs_at_once(weight.dtype)
         count, steps = self._outputs // words.WIDTH, inputs // together
-        self._tiles = torch.empty((count, steps, words.WIDTH, together), dtype=weight.dtype)
-        advise_huge_pages(self._tiles)
+        self._tiles = _arena.empty((count, steps, words.WIDTH, together), weight.dtype)
         self._tiles.copy_(weight.view(count, words.WIDTH, steps, together).transpose(1, 2))
         self._bias = torch.zeros(self._outputs) if bias is None else bias.float()
         self._team = the_team()

@@ -1,5 +1,7 @@
 """From files to a model in memory: names and shapes checked first, then tensor by tensor."""
 
+import contextlib
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, Protocol
@@ -149,15 +151,18 @@ class _Loading:
         divisors = self._tensor([ROPE_DIVISORS]) if ROPE_DIVISORS in self._shapes else None
         embedding = self._vocabulary(EMBEDDING)
         head = embedding if config.tied else self._vocabulary(HEAD)
+        layers = tuple(self._layer(index) for index in range(config.num_layers))
+        _return_free_memory()
         return DecoderWeights(
             embedding=embedding,
-            layers=tuple(self._layer(index) for index in range(config.num_layers)),
+            layers=layers,
             final_norm=self._tensor([FINAL_NORM]),
             head=head,
             inverse_frequencies=inverse_frequencies(config, divisors),
         )
 
     def _layer(self, index: int) -> DecoderLayer:
+        _return_free_memory()
         prefix = f"model.layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         qkv = [f"{attention}{part}_proj" for part in "qkv"]
@@ -193,6 +198,12 @@ class _Loading:
             self._percent = percent
             self._progress(f"loading weights {percent} %")
         return stacked
+
+
+def _return_free_memory() -> None:
+    """Give pages that glibc keeps for later back to the system: packing leaves many behind."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _HuggingFaceNames:
