@@ -42,8 +42,9 @@ $(VENV)/.installed: pyproject.toml ops/constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "cannot make $(VENV): is the venv module there? (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "[1/4] PyTorch"
-	@index=; if $(BIN)/python ops/reachable.py $(TORCH_INDEX); then index="--extra-index-url $(TORCH_INDEX)"; \
-	  else echo "      ($(TORCH_INDEX) is not reachable; using the default index)"; fi; \
+	@index=; if timeout 5 $(BIN)/python ops/reachable.py "$(TORCH_INDEX)"; then \
+	    index="--extra-index-url $(TORCH_INDEX)"; \
+	  else echo "      (TORCH_INDEX '$(TORCH_INDEX)' is not reachable; using pip's own index)"; fi; \
 	  $(PIP) torch $$index
 	@echo "[2/4] Splitflap and what it needs"
 	@$(PIP) -e .

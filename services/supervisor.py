@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,7 @@ from shared.links import MAX_IPC_PATH_BYTES
 from shared.logs import get_logger
 from shared.model_source import find_model
 from shared.settings import (
+    ENV_PREFIX,
     CommonSettings,
     ExecutorSettings,
     GatewaySettings,
@@ -69,6 +70,7 @@ class _Child:
             self.name,
             *self.flags,
             stdin=asyncio.subprocess.DEVNULL,
+            env=_without_settings(os.environ),  # the flags carry them all
             start_new_session=True,  # Ctrl-C reaches the parent, which stops them in order
             preexec_fn=_die_with(os.getpid()),
         )
@@ -86,6 +88,10 @@ class _Child:
             _log.warning("child_killed", child=self.name, after_s=self.grace_s)
             self.process.kill()
             await self.process.wait()
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(ENV_PREFIX)}
 
 
 def _die_with(parent: int) -> Callable[[], None]:
@@ -143,7 +149,7 @@ def _children(settings: UpSettings, folder: Path) -> list[_Child]:
         given = [
             flag
             for flag in flags_of(settings, settings_class)
-            if not flag.startswith(("--request-endpoint", "--step-endpoint", "--metrics-port"))
+            if not flag.startswith(("--request-endpoint", "--step-endpoint"))
         ]
         given += [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
         return given + ([f"--metrics-port={metrics_port}"] if metrics_port else [])

@@ -50,8 +50,8 @@ def decode(frame: bytes, accepted: Sequence[type[_Message]]) -> _Message:
     if len(frame) > MAX_MESSAGE_BYTES:
         raise WireError("oversized", f"{len(frame)} bytes, at most {MAX_MESSAGE_BYTES}")
     try:
-        envelope = msgpack.unpackb(frame, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        envelope = msgpack.unpackb(frame, max_map_len=0, max_ext_len=0)  # no message has either
+    except (ValueError, msgpack.UnpackException) as error:
         raise WireError("malformed", f"no msgpack: {type(error).__name__} {error}") from error
     if not isinstance(envelope, list) or len(envelope) != 3:
         raise WireError("malformed", "not an envelope of version, tag and fields")

@@ -21,7 +21,11 @@ class ErrorCode(StrEnum):
     UNSUPPORTED = "unsupported_parameter"
     CONTEXT_LENGTH = "context_length_exceeded"
     NEVER_FITS = "request_too_large"
+    QUEUE_FULL = "queue_full"
+    DEADLINE = "deadline_exceeded"
     UNAVAILABLE = "service_unavailable"
+    UNKNOWN_REQUEST = "unknown_request"
+    MOVED = "stream_moved"
     INTERNAL = "internal_error"
 
 

@@ -7,11 +7,12 @@ message of the link is dropped, counted and logged, and disturbs nothing.
 
 import fcntl
 import ipaddress
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import IO, Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import zmq
@@ -69,12 +70,13 @@ def _check_tcp(endpoint: str, flag: str) -> None:
 class _Link(Generic[_In]):
     """What both ends share: one context, one socket, one set of accepted messages."""
 
-    def __init__(self, name: str, kind: int, accepted: Sequence[type[_In]]) -> None:
+    def __init__(self, name: str, kind: int, accepted: Sequence[type[_In]], endpoint: str) -> None:
         self.name = name
         self._accepted = accepted
         self._context = zmq.asyncio.Context()
         self._socket: Any = self._context.socket(kind)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         # Twice our own limit: what lies between is dropped and counted; beyond, zmq hangs up.
@@ -117,12 +119,21 @@ class _Link(Generic[_In]):
 
 
 class Dealer(_Link[_In]):
-    """The connecting end. `identity` keeps its address over reconnects."""
+    """The connecting end. `identity` keeps its address over reconnects.
+
+    Raises: StartError naming `flag` if the endpoint cannot work or would be open to the network.
+    """
 
     def __init__(
-        self, name: str, endpoint: str, accepted: Sequence[type[_In]], identity: bytes
+        self,
+        name: str,
+        endpoint: str,
+        accepted: Sequence[type[_In]],
+        identity: bytes,
+        flag: str = "endpoint",
     ) -> None:
-        super().__init__(name, zmq.DEALER, accepted)
+        check_endpoint(endpoint, flag)
+        super().__init__(name, zmq.DEALER, accepted, endpoint)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a peer that is not there
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -153,7 +164,7 @@ class Router(_Link[_In]):
         self, name: str, endpoint: str, accepted: Sequence[type[_In]], flag: str = "endpoint"
     ) -> None:
         self._path = _claim(endpoint, flag)
-        super().__init__(name, zmq.ROUTER, accepted)
+        super().__init__(name, zmq.ROUTER, accepted, endpoint)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
@@ -189,12 +200,17 @@ class Router(_Link[_In]):
 class _IpcPath:
     """An ipc path that this process alone may listen on, by a lock that dies with the process."""
 
-    def __init__(self, path: Path, lock: Any) -> None:
+    def __init__(self, path: Path, lock: IO[str]) -> None:
         self._path = path
         self._lock = lock
 
     def release(self) -> None:
+        """Leave nothing behind."""
         self._path.unlink(missing_ok=True)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Leave only what was there before."""
         Path(self._lock.name).unlink(missing_ok=True)
         self._lock.close()
 
@@ -207,20 +223,52 @@ def _claim(endpoint: str, flag: str) -> _IpcPath | None:
     path = Path(endpoint.removeprefix("ipc://"))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = path.with_name(path.name + ".lock").open("a")
+        _check_private(path.parent, endpoint, flag)
+        lock = _lock(path.with_name(path.name + ".lock"))
     except OSError as error:
         raise StartError(f"{flag} {endpoint}: {error.strerror}; choose another folder") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
+    if lock is None:
         raise StartError(
             f"{flag} {endpoint}: another process listens there; stop it or choose another path"
-        ) from None
+        )
+    claimed = _IpcPath(path, lock)
     if path.exists():
         if not stat.S_ISSOCK(path.stat().st_mode):
-            lock.close()
+            claimed.unlock()
             raise StartError(f"{flag} {endpoint}: the path exists and is no socket; choose another")
         path.unlink()
         _log.warning("stale_socket_removed", path=str(path), why="its owner died without closing")
-    return _IpcPath(path, lock)
+    return claimed
+
+
+def _lock(path: Path) -> IO[str] | None:
+    """The lock file at `path`, locked; None if a living process has it.
+
+    Its last owner may remove it between our opening and locking it: then the file that we hold is
+    no longer the one at `path`, and the next process would not see our lock.
+    """
+    while True:
+        lock = path.open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                return lock
+        except BlockingIOError:
+            lock.close()
+            return None
+        except FileNotFoundError:
+            pass
+        lock.close()
+
+
+def _check_private(folder: Path, endpoint: str, flag: str) -> None:
+    """Whoever may replace our sockets reads the prompts and sends the plans."""
+    status = folder.stat()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid not in (os.geteuid(), 0) or (
+        others_write and not status.st_mode & stat.S_ISVTX
+    ):
+        raise StartError(
+            f"{flag} {endpoint}: others may write to {folder}, and so replace the socket; use a "
+            "folder of your own (chmod 700)"
+        )

@@ -173,7 +173,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence ended with `length` generated tokens; repeated until `Done`."""
+    """A sequence ended with `length` generated tokens; repeated until `Done`.
+
+    With reason error, `error` says what happened and `code` what kind of thing it was.
+    """
 
     request_id: RequestId
     sequence: int
@@ -182,11 +185,16 @@ class Finished:
     usage: Usage
     stop_token_id: int | None = None
     error: str | None = None
+    code: ErrorCode | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request is not taken; nothing of it is kept."""
+    """The request is not taken; nothing of it is kept.
+
+    Also the answer to a heartbeat or `Attach` that names a request unknown here (UNKNOWN_REQUEST:
+    submit it again) or one that another gateway has taken over (MOVED: let it go).
+    """
 
     request_id: RequestId
     code: ErrorCode
@@ -254,7 +262,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Draw one token from a row's last logits, or report the `num_top` best, or both.
+    """Draw one token from a row's last logits, or report log-probabilities, or both.
+
+    With `num_top` the log-probability of the token drawn and the `num_top` best (0 or more) are
+    reported, of the raw distribution.
 
     `index` is the sequence's number within its request; the draw is a function of (`seed`,
     `index`, position in the sequence, prompt included). `history` (prompt first,
@@ -268,7 +279,7 @@ class Sample:
     history: Ids = ()
     num_prompt: int = 0
     banned_ids: Ids = ()
-    num_top: int = 0
+    num_top: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,14 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class EarlyStopping(StrEnum):
+    """When a beam search ends; the three ways of transformers' `early_stopping`."""
+
+    NO = "no"
+    YES = "yes"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class DrawParams:
     """How one token is chosen from the logits. Defaults change nothing.
@@ -46,7 +54,7 @@ class SamplingParams:
     best_of: int | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
-    early_stopping: bool = False
+    early_stopping: EarlyStopping = EarlyStopping.NO
     max_tokens: int | None = None
     min_tokens: int = 0
     stop_token_ids: Ids = ()

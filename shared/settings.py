@@ -151,6 +151,9 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
 
     request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
+    metrics_port: None = Field(
+        None, description="not here: --scheduler-metrics-port and --executor-metrics-port"
+    )
     scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
     executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
 

@@ -198,7 +198,7 @@ def _check_tokens(
 
 def _check_sample(row: Row, sample: Sample, vocab_size: int) -> None:
     where = f"{_name(row)}, sample of sequence {sample.sequence_id}"
-    if sample.num_top:
+    if sample.num_top is not None:
         _refuse(where, "num_top is not supported yet")
     if sample.history or sample.num_prompt:
         _refuse(where, "history is not supported yet")

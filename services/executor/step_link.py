@@ -14,7 +14,7 @@ import uvloop
 
 from services.executor.adoption import Adoption
 from shared.ids import Boot
-from shared.links import Dealer, check_endpoint
+from shared.links import Dealer
 from shared.liveness import HEARTBEAT_S
 from shared.logs import get_logger
 from shared.messages import (
@@ -76,7 +76,6 @@ class StepLink:
         errands: "SimpleQueue[Errand]",
         metrics_port: int | None = None,
     ) -> None:
-        check_endpoint(endpoint, "--step-endpoint")
         self._endpoint = endpoint
         self._boot = boot
         self._errands = errands
@@ -146,7 +145,9 @@ class StepLink:
         port = self._metrics_port
         page = await serve_metrics("127.0.0.1", port) if port else None
         identity = f"executor-{self._boot:016x}".encode()
-        self._dealer = Dealer[StepCommand]("step", self._endpoint, TO_EXECUTOR, identity)
+        self._dealer = Dealer[StepCommand](
+            "step", self._endpoint, TO_EXECUTOR, identity, "--step-endpoint"
+        )
         try:
             with self._dealer:
                 self._started.put(None)

@@ -75,7 +75,11 @@ class SchedulerLink:
         self._vocab_size = vocab_size
         self._times = times or LinkTimes()
         self._dealer: Dealer[SchedulerReply] = Dealer(
-            "request", endpoint, TO_GATEWAY, identity=b"g" + self.boot.to_bytes(8, "little")
+            "request",
+            endpoint,
+            TO_GATEWAY,
+            identity=b"g" + self.boot.to_bytes(8, "little"),
+            flag="--request-endpoint",
         )
         self._welcome: Welcome | None = None
         self._scheduler_boot: Boot | None = None

@@ -31,6 +31,7 @@ from services.scheduler.core.events import (
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
 from services.scheduler.step_seconds import StepSeconds
+from shared.errors import InvariantBroken, WireError
 from shared.ids import Boot
 from shared.links import Router
 from shared.liveness import HEARTBEAT_S, SILENCE_S, new_boot
@@ -110,9 +111,15 @@ class SchedulerServer:
     # ----------------------------------------------------------------- the core's commands
 
     def handle(self, event: Event) -> None:
-        """Give the core one event and carry out what it answers."""
+        """Give the core one event and carry out what it answers.
+
+        Raises: InvariantBroken if the core wants something said that has no wire form.
+        """
         for command in self.core.handle(event):
-            self._carry_out(command)
+            try:
+                self._carry_out(command)
+            except WireError as error:
+                raise InvariantBroken(f"{type(command).__name__}: {error}") from error
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -203,6 +210,9 @@ class SchedulerServer:
     def _adopt(self, peer: bytes, ready: ExecutorReady, now: float) -> None:
         """Take an executor that is ready, unless another one works already."""
         current = self.executor
+        if absurd := _absurdity(ready):
+            _log.error("executor_refused", why=absurd, boot=ready.boot)
+            return
         if current is not None and current.peer != peer:
             _log.warning("executor_ignored", why="another one is at work", boot=ready.boot)
             return
@@ -273,6 +283,24 @@ class SchedulerServer:
                     f"GPU KV cache usage: {100 * usage.used_share:.1f}%"
                 )
             before = after
+
+
+def _absurdity(ready: ExecutorReady) -> str:
+    """What is wrong with an executor's figures, if anything is: they size the block manager."""
+    limits = {
+        "block_size": (1, 2**16),
+        "num_gpu_blocks": (1, 2**31 - 1),
+        "num_cpu_blocks": (0, 2**31 - 1),
+        "max_model_len": (1, 2**31 - 1),
+    }
+    for name, (low, high) in limits.items():
+        if not low <= getattr(ready, name) <= high:
+            return f"{name} is {getattr(ready, name)}, not from {low} to {high}"
+    if not 1 <= ready.shape.vocab_size < 2**31:
+        return f"vocab_size is {ready.shape.vocab_size}"
+    if any(not 0 <= token_id < ready.shape.vocab_size for token_id in ready.eos_token_ids):
+        return f"eos_token_ids {ready.eos_token_ids} are not in the vocabulary"
+    return ""
 
 
 async def serve(settings: SchedulerSettings) -> None:

@@ -141,7 +141,7 @@ SAMPLES = st.builds(
     Sample,
     sequence_id=NUMBERS, index=NUMBERS, seed=NUMBERS, draw=st.just(GREEDY) | DRAWS,
     history=st.just(()) | IDS, num_prompt=st.just(0) | NUMBERS, banned_ids=IDS,
-    num_top=st.just(0) | NUMBERS,
+    num_top=st.none() | NUMBERS,
 )  # fmt: skip
 ROWS = st.builds(
     Row,

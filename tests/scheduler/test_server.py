@@ -188,6 +188,25 @@ async def test_a_second_executor_has_to_wait(world):
     assert world.server.executor.peer == b"e6"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_size": 0},
+        {"num_gpu_blocks": -1},
+        {"num_gpu_blocks": 2**40},
+        {"max_model_len": 0},
+        {"eos_token_ids": (512,)},
+        {"shape": replace(READY.shape, vocab_size=0)},
+    ],
+)
+async def test_an_executor_with_absurd_figures_is_not_taken(world, wrong):
+    liar = world.peer("step", b"e7")
+    await say(liar, replace(READY, boot=Boot(7), **wrong))
+    await world.executor()  # the honest one after it
+    assert world.server.executor.peer == b"e5"
+    assert world.server.executors_seen == 1
+
+
 async def test_phases_travel_from_the_executor_to_the_gateway(world):
     gateway = await world.gateway()
     executor = world.peer("step", b"e5")

@@ -1,6 +1,7 @@
 """Links between processes: typed, never blocking, and deaf to noise."""
 
 import asyncio
+import fcntl
 import socket
 import stat
 
@@ -107,7 +108,9 @@ def test_a_file_that_is_no_socket_is_left_alone(endpoint, tmp_path):
     (tmp_path / "requests.ipc").write_text("precious")
     with pytest.raises(StartError, match="is no socket"):
         Router("request", endpoint, TO_SCHEDULER)
-    assert (tmp_path / "requests.ipc").read_text() == "precious"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("requests.ipc", "precious")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +131,47 @@ def test_an_endpoint_that_cannot_work_is_refused(endpoint, complaint):
         check_endpoint(endpoint, "--request-endpoint")
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5555", "tcp://[::1]:5555", "ipc:///run/x"])
-def test_endpoints_that_work(endpoint):
-    check_endpoint(endpoint, "--request-endpoint")
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+async def test_tcp_works_on_loopback(host):
+    with socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET) as probe:
+        probe.bind((host.strip("[]"), 0))
+        endpoint = f"tcp://{host}:{probe.getsockname()[1]}"
+    with (
+        Router("request", endpoint, TO_SCHEDULER) as router,
+        await connected(endpoint, router) as d,
+    ):
+        assert router.send(b"g1", Heartbeat(Boot(2)))
+        assert await d.receive() == Heartbeat(Boot(2))
+
+
+def test_a_dealer_refuses_what_a_router_refuses():
+    with pytest.raises(StartError, match=r"--request-endpoint tcp://10\.0\.0\.1:5555.*loopback"):
+        Dealer("request", "tcp://10.0.0.1:5555", TO_GATEWAY, b"g1", "--request-endpoint")
+
+
+def test_a_lock_that_its_last_owner_removed_is_no_lock(endpoint, tmp_path, monkeypatch):
+    """The owner leaves between our opening the lock file and locking it."""
+    first = Router("request", endpoint, TO_SCHEDULER)
+    flock = fcntl.flock
+
+    def leave_then_lock(lock, operation):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.close()
+        flock(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", leave_then_lock)
+    with (
+        Router("request", endpoint, TO_SCHEDULER),
+        pytest.raises(StartError, match="another process listens there"),
+    ):
+        Router("request", endpoint, TO_SCHEDULER)
+
+
+def test_a_folder_where_others_may_write_is_refused(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(StartError, match="others may write"):
+        Router("request", f"ipc://{tmp_path}/open/requests.ipc", TO_SCHEDULER)
 
 
 def test_a_busy_tcp_port_is_a_clear_error():

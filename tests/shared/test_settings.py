@@ -61,6 +61,11 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path):
         gateway("--config", str(file))
 
 
+def test_up_has_a_metrics_port_for_each_and_refuses_one_for_both():
+    with pytest.raises(StartError, match="--metrics-port"):
+        load(UpSettings, ["--metrics-port", "9000"], "up")
+
+
 def test_up_hands_each_process_what_is_its_own():
     settings = load(UpSettings, ["--model", "toy", "--block-size", "4", "--port", "1001"], "up")
     assert flags_of(settings, ExecutorSettings) == ["--model=toy", "--block-size=4"]

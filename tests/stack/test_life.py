@@ -134,6 +134,10 @@ def test_a_model_length_that_cannot_fit_ends_the_start_with_numbers(tmp_path):
         ("up", ["--model", "/nowhere"], "no such file or folder"),
         ("executor", ["--dtype", "int3"], "--dtype"),
         ("scheduler", ["--request-endpoint", "tcp://0.0.0.0:5555"], "loopback"),
+        ("gateway", ["--request-endpoint", "tcp://10.1.2.3:5555"], "loopback"),
+        ("gateway", ["--request-endpoint", "nonsense"], "use ipc"),
+        ("executor", ["--step-endpoint", "tcp://10.1.2.3:5555"], "loopback"),
+        ("up", ["--metrics-port", "9000"], "--scheduler-metrics-port"),
         ("fly", [], "no such command"),
     ],
 )

@@ -144,7 +144,7 @@ class Desk:
                 check_vocabulary("generated", sequence.generated, limits.vocab_size)
         except RequestError as error:
             message = f"the executor that came back cannot go on with this: {error.message}"
-            self._endings.end_all(request, Finish(FinishReason.ERROR, error=message), at)
+            self._endings.end_all(request, Finish.broken(message, error.code), at)
             return
         request.decoding = Sample(request.submit.sampling, limits.eos_token_ids)
         if max_tokens < request.max_tokens:
@@ -231,6 +231,13 @@ class Desk:
             request = self._own(event.gateway, stream.request_id)
             if request is not None:
                 self._streams.listed(request, stream.positions, event.at)
+            elif self._book.get(stream.request_id) is not None:
+                self._refuse(
+                    event.gateway,
+                    stream.request_id,
+                    ErrorCode.MOVED,
+                    "another gateway has taken this stream over",
+                )
             else:
                 self._refuse_unknown(event.gateway, stream.request_id)
 
@@ -249,8 +256,8 @@ class Desk:
         return request if request is not None and request.gateway == gateway else None
 
     def _refuse_unknown(self, gateway: Gateway, request_id: RequestId) -> None:
-        message = "unknown request: it is over, or another gateway has taken it; submit it again"
-        self._refuse(gateway, request_id, ErrorCode.UNAVAILABLE, message)
+        message = "unknown request: it is over, or was never here; submit it again"
+        self._refuse(gateway, request_id, ErrorCode.UNKNOWN_REQUEST, message)
 
     def _refuse(
         self,

@@ -34,7 +34,6 @@ from services.scheduler.core.steps import MakeAllocator, Steps, paged
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import InvariantBroken
 from shared.messages import ExecutorReady, StepFailed, StepResult
-from shared.sampling import FinishReason
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
@@ -139,7 +138,7 @@ class Scheduler:
             request.num_losses += 1
             if request.num_losses >= MOST_LOSSES:
                 error = f"the executor was lost {MOST_LOSSES} times in a row at this request"
-                self._endings.end_all(request, Finish(FinishReason.ERROR, error=error), at)
+                self._endings.end_all(request, Finish.broken(error), at)
 
     def _step_finished(self, at: float, result: StepResult) -> None:
         sent = self.steps.land(result.boot, result.step_id)
@@ -157,7 +156,7 @@ class Scheduler:
             if error is None and row.does_sample:
                 error = self._grow(row, drawn.get(sequence_id))
             if error is not None:
-                endings.append((row, Finish(FinishReason.ERROR, error=error)))
+                endings.append((row, Finish.broken(error)))
             elif finish := self._endings.due(row.request, row.sequence):
                 endings.append((row, finish))
         for row, finish in endings:  # after all tokens: one message of them for each gateway
@@ -190,7 +189,7 @@ class Scheduler:
         if sent is None:
             return
         self.counters.plans_refused += 1
-        finish = Finish(FinishReason.ERROR, error=f"the executor gave up: {failed.message}")
+        finish = Finish.broken(f"the executor gave up: {failed.message}")
         for request in sent.requests:
             if request.is_live:
                 self._endings.end_all(request, finish, at)

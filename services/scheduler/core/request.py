@@ -6,6 +6,7 @@ from services.scheduler.core.decoding import Decoding
 from services.scheduler.core.events import Gateway
 from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.lifecycle import Change, Status, status_after
+from shared.errors import ErrorCode
 from shared.ids import Ids, RequestId, SequenceId
 from shared.messages import Submit, Usage
 from shared.sampling import FinishReason
@@ -13,11 +14,20 @@ from shared.sampling import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended. `stop_token_id` is its last token if that one ended it."""
+    """How a sequence ended. `stop_token_id` is its last token if that one ended it.
+
+    With reason ERROR, `error` says what happened and `code` what kind of thing it was.
+    """
 
     reason: FinishReason
     stop_token_id: int | None = None
     error: str | None = None
+    code: ErrorCode | None = None
+
+    @classmethod
+    def broken(cls, error: str, code: ErrorCode = ErrorCode.INTERNAL) -> "Finish":
+        """An end that is not the client's doing."""
+        return cls(FinishReason.ERROR, error=error, code=code)
 
 
 @dataclass(frozen=True, slots=True)

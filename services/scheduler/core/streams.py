@@ -81,6 +81,7 @@ class Streams:
                 usage=request.usage(),
                 stop_token_id=sequence.finish.stop_token_id,
                 error=sequence.finish.error,
+                code=sequence.finish.code,
             ),
         )
 

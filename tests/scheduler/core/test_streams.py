@@ -85,7 +85,7 @@ def test_finished_is_repeated_until_done(house):
 def test_what_is_unknown_is_refused(house):
     house.beat("A")
     refusal = house.replies(Refused)[0]
-    assert (refusal.request_id, refusal.code) == ("A", ErrorCode.UNAVAILABLE)
+    assert (refusal.request_id, refusal.code) == ("A", ErrorCode.UNKNOWN_REQUEST)
     assert "unknown request" in refusal.message
 
 
