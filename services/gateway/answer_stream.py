@@ -63,7 +63,7 @@ class AnswerStream:
     """One request's tokens. The link's half never blocks; the reader takes all there is at once.
 
     `submitted_to` is the scheduler life that has the request, since `submitted_at` (monotonic
-    seconds); `is_accepted`: some scheduler has taken it once.
+    seconds); `times_given_again` counts schedulers' losses of it without a token in between.
 
     Bounded by nature: a slow reader finds more tokens at its next turn, and no more than the
     request may generate (`max_tokens` or the context) are ever kept; a resubmission needs them.
@@ -73,9 +73,8 @@ class AnswerStream:
         self.submit = submit
         self.submitted_to: Boot | None = None
         self.submitted_at = 0.0
-        self.num_submissions = 0
         self.times_given_again = 0
-        self.is_accepted = False
+        self._is_accepted = False
         self._began = time.monotonic()
         self._sequences = [_Sequence() for _ in range(submit.sampling.n)]
         self._refused: Refused | None = None
@@ -97,6 +96,11 @@ class AnswerStream:
         return self._refused is not None
 
     @property
+    def is_over(self) -> bool:
+        """Nothing more is needed of a scheduler."""
+        return self.is_refused or self.is_complete
+
+    @property
     def position(self) -> StreamPosition:
         """How many tokens of each choice are here."""
         lengths = tuple([len(sequence.token_ids) for sequence in self._sequences])
@@ -111,7 +115,7 @@ class AnswerStream:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.is_accepted:
+                while not self._is_accepted:
                     self._raise_if_refused()
                     self._news.clear()
                     await self._news.wait()
@@ -153,7 +157,7 @@ class AnswerStream:
 
     def accepted(self, message: Accepted) -> None:
         """The scheduler has taken the request."""
-        self.is_accepted = True
+        self._is_accepted = True
         self._news.set()
 
     def arrived(self, run: TokenRun) -> bool:
@@ -166,7 +170,7 @@ class AnswerStream:
         new = run.token_ids[len(tokens) - run.start :]
         if new:
             tokens.extend(new)
-            self.is_accepted = True
+            self._is_accepted = True
             self.times_given_again = 0
             self._news.set()
         return True
@@ -177,7 +181,7 @@ class AnswerStream:
             sequence = self._sequences[message.sequence]
             if sequence.finished is None:
                 sequence.finished = message
-                self.is_accepted = True
+                self._is_accepted = True
                 self._news.set()
 
     def stopped(self, sequence: int) -> None:

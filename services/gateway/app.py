@@ -9,9 +9,10 @@ from typing import Final
 from aiohttp import web
 
 from services.gateway import gauges
-from services.gateway.first_request import clocked
-from services.gateway.link import LinkTimes, SchedulerLink
+from services.gateway.connection_clock import ClockTimes, clocked
+from services.gateway.link import SchedulerLink
 from services.gateway.middleware import around
+from services.gateway.readiness import LinkTimes
 from services.gateway.routes import HttpLimits, Routes
 from services.gateway.tokenizer import load_tokenizer
 from shared.errors import StartError
@@ -21,6 +22,7 @@ from shared.settings import GatewaySettings
 
 KEEPALIVE_S: Final = 620.0  # longer than any balancer's own (nginx 60, ALB 60, Google 600)
 LINGERING_S: Final = 1.0  # the rest of a refused body is read so long, then the connection ends
+STALL_S: Final = 60.0  # a client that takes nothing of its answer for so long is gone
 BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 2.0  # for error events to go out when the drain is over
 
@@ -35,10 +37,16 @@ class Gateway:
     Raises: StartError if the model has no usable tokenizer.
     """
 
-    def __init__(self, settings: GatewaySettings, link_times: LinkTimes | None = None) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        link_times: LinkTimes | None = None,
+        stall_s: float = STALL_S,
+    ) -> None:
         source = find_model(settings.model)
         tokenizer = load_tokenizer(source)
         self._settings = settings
+        self._clock_times = ClockTimes(settings.request_read_timeout_s, stall_s)
         self._link = SchedulerLink(
             settings.request_endpoint, source.name, tokenizer.vocab_size, link_times
         )
@@ -84,7 +92,7 @@ class Gateway:
         await runner.setup()
         self._runner = runner
         host, port = self._settings.host, self._settings.port
-        make_protocol = clocked(_protocol_of(runner), self._settings.request_read_timeout_s)
+        make_protocol = clocked(_protocol_of(runner), self._clock_times)
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 make_protocol, host, port, backlog=BACKLOG

@@ -7,17 +7,22 @@ from typing import Any, Final
 from aiohttp import web
 
 from shared.errors import ErrorCode, RequestError
-from shared.messages import Refused
+from shared.messages import Finished, Refused
 
 RETRY_AFTER_S: Final = 5
 CLIENT_GONE: Final = 499  # nginx's number; only in logs and metrics
 
+_NO_STORY: Final = "the model failed on this request"
 _STATUS: Final = {
     ErrorCode.INVALID: 400,
     ErrorCode.UNSUPPORTED: 400,
     ErrorCode.CONTEXT_LENGTH: 400,
     ErrorCode.NEVER_FITS: 400,
+    ErrorCode.QUEUE_FULL: 429,
+    ErrorCode.DEADLINE: 408,
     ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.UNKNOWN_REQUEST: 404,
+    ErrorCode.MOVED: 409,
     ErrorCode.INTERNAL: 500,
 }
 
@@ -78,10 +83,16 @@ def of_refusal(refused: Refused) -> Failure:
     """The scheduler did not take the request, or gave it up."""
     status = _STATUS[refused.code]
     headers = {}
-    if status == 503:
+    if status in (429, 503):
         wait_s = RETRY_AFTER_S if refused.retry_after_s is None else refused.retry_after_s
         headers["Retry-After"] = str(max(1, round(wait_s)))
     return Failure(status, refused.message, refused.code.value, refused.param, headers=headers)
+
+
+def of_finish(finished: Finished) -> Failure:
+    """The scheduler took the request, and it ended with an error."""
+    code = finished.code or ErrorCode.INTERNAL
+    return Failure(_STATUS[code], finished.error or _NO_STORY, code.value)
 
 
 def unavailable(message: str) -> Failure:

@@ -1,4 +1,4 @@
-"""What a gateway counts. Names are vLLM's under our prefix."""
+"""What only a gateway can count: tokens and ends are the scheduler's. Names are vLLM's."""
 
 from typing import Final
 
@@ -17,23 +17,11 @@ HTTP_REQUESTS: Final = Counter(
     ["path", "status"],
     registry=REGISTRY,
 )
-REQUEST_SUCCESS: Final = Counter(
-    PREFIX + "request_success",
-    "Choices that ended, by finish reason",
-    ["finished_reason"],
-    registry=REGISTRY,
-)
 REQUESTS_REJECTED: Final = Counter(
     PREFIX + "requests_rejected",
     "Requests answered with an error, by its code",
     ["reason"],
     registry=REGISTRY,
-)
-PROMPT_TOKENS: Final = Counter(
-    PREFIX + "prompt_tokens", "Tokens of prompts sent to the scheduler", registry=REGISTRY
-)
-GENERATION_TOKENS: Final = Counter(
-    PREFIX + "generation_tokens", "Tokens that came back", registry=REGISTRY
 )
 TIME_TO_FIRST_TOKEN: Final = Histogram(
     PREFIX + "time_to_first_token_seconds",
@@ -49,7 +37,7 @@ INTER_TOKEN_LATENCY: Final = Histogram(
 )
 E2E_LATENCY: Final = Histogram(
     PREFIX + "e2e_request_latency_seconds",
-    "From the request's last byte to the answer's",
+    "From the request's last byte to the answer's, if it ended in a finish",
     buckets=_WHOLE_S,
     registry=REGISTRY,
 )

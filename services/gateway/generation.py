@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from typing import Final
 
 from aiohttp import web
 
@@ -14,10 +13,11 @@ from services.gateway.link import SchedulerLink
 from services.gateway.openai import Call
 from services.gateway.stop_strings import StopStrings
 from services.gateway.tokenizer import Tokenizer
+from shared.logs import get_logger
 from shared.messages import Finished, Submit
 from shared.sampling import FinishReason
 
-_INTERNAL_ERROR: Final = "the model failed on this request"
+_log = get_logger("generation")
 
 
 @dataclass(slots=True)
@@ -59,7 +59,6 @@ class Generation:
         self._choices = [Choice(ChoiceText(self._tokenizer, rules)) for _ in range(sampling.n)]
         self.num_prompt_tokens = len(prompt)
         self._stream = self._link.submit(Submit(self.answer.request_id, prompt, sampling))
-        gauges.PROMPT_TOKENS.inc(len(prompt))
 
     def release(self) -> None:
         """Tell the scheduler that nobody reads any more."""
@@ -89,8 +88,9 @@ class Generation:
                     texts[piece.sequence] += self._text_of(piece)
         except StreamRefused as error:
             raise failures.of_refusal(error.refused) from None
-        endings = [choice.ending or Ending("abort") for choice in self._choices]
+        endings = [choice.ending for choice in self._choices if choice.ending is not None]
         fields = self.answer.whole(list(zip(texts, endings, strict=True)), self._usage())
+        self._observe_end()
         return web.json_response(fields)
 
     # ------------------------------------------------------------------ as a stream
@@ -98,32 +98,48 @@ class Generation:
     async def stream(
         self, request: web.Request, response: web.StreamResponse, ping_interval_s: float
     ) -> None:
-        """Headers as soon as the request is taken, then events until [DONE]. Raises: Failure
-        while nothing was sent; later failures are events.
+        """Headers as soon as the request is taken, then events until [DONE].
+
+        Raises: Failure while nothing was sent; later ones, and bugs of ours, are events.
         """
         try:
             await self._reader.wait_accepted(ping_interval_s)
         except StreamRefused as error:
             raise failures.of_refusal(error.refused) from None
         await response.prepare(request)
-        await response.write(self._opening())
-        sent_at = time.monotonic()
+        failed = None
         try:
-            while not self._is_over:
-                wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
-                events = self._events(await self._reader.next(wait_s))
-                if events is None and time.monotonic() - sent_at >= ping_interval_s:
-                    events = sse.PING  # tokens come, but none that is text yet
-                if events is not None:
-                    await response.write(events)
-                    sent_at = time.monotonic()
-            closing = self._closing()
+            closing = await self._tell(response, ping_interval_s)
         except StreamRefused as error:
-            closing = sse.event(failures.of_refusal(error.refused).fields)
+            failed = failures.of_refusal(error.refused)
         except failures.Failure as failure:
-            closing = sse.event(failure.fields)
+            failed = failure
+        except ConnectionError:
+            raise
+        except Exception:  # noqa: BLE001 - a bug of ours: logged, and told as any failure
+            _log.exception("stream_failed", request_id=self.answer.request_id)
+            failed = failures.internal()
+        if failed is not None:
+            gauges.REQUESTS_REJECTED.labels(reason=failed.code).inc()
+            closing = sse.event(failed.fields)
         await response.write(closing + sse.DONE)
         await response.write_eof()
+        if failed is None:
+            self._observe_end()
+
+    async def _tell(self, response: web.StreamResponse, ping_interval_s: float) -> bytes:
+        """Events until all choices have ended; returns what comes before [DONE]."""
+        await response.write(self._opening())
+        sent_at = time.monotonic()
+        while not self._is_over:
+            wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
+            events = self._events(await self._reader.next(wait_s))
+            if events is None and time.monotonic() - sent_at >= ping_interval_s:
+                events = sse.PING  # tokens come, but none that is text yet
+            if events is not None:
+                await response.write(events)
+                sent_at = time.monotonic()
+        return self._closing()
 
     def _opening(self) -> bytes:
         """What a client gets before the model has computed anything."""
@@ -185,8 +201,6 @@ class Generation:
             self._link.stop(self._reader, piece.sequence)
         elif piece.finished is not None:
             choice.ending = self._ending_of(piece.finished)
-        if choice.ending is not None:
-            gauges.REQUEST_SUCCESS.labels(finished_reason=choice.ending.finish_reason).inc()
         return text
 
     def _ending_of(self, finished: Finished) -> Ending:
@@ -196,19 +210,21 @@ class Generation:
 
     def _raise_if_failed(self, finished: Finished) -> None:
         if finished.reason is FinishReason.ERROR:
-            raise failures.Failure(500, finished.error or _INTERNAL_ERROR, "internal_error")
+            raise failures.of_finish(finished)
 
     def _observe(self, piece: Piece) -> None:
         if not piece.token_ids:
             return
         now = time.monotonic()
-        gauges.GENERATION_TOKENS.inc(len(piece.token_ids))
         if self._last_token_at is None:
             self.ttft_s = now - self._began
             gauges.TIME_TO_FIRST_TOKEN.observe(self.ttft_s)
         else:
             gauges.INTER_TOKEN_LATENCY.observe(now - self._last_token_at)
         self._last_token_at = now
+
+    def _observe_end(self) -> None:
+        gauges.E2E_LATENCY.observe(time.monotonic() - self._began)
 
     def _echo(self) -> str:
         return (self.call.prompt or "") if self.call.echo else ""
@@ -217,4 +233,5 @@ class Generation:
         return [choice.text.num_tokens for choice in self._choices]
 
     def _usage(self) -> dict[str, int]:
+        """Counted here: the scheduler's `Finished.usage` has what it made after a stop string."""
         return usage_fields(self.num_prompt_tokens, self.num_tokens)

@@ -7,16 +7,16 @@ every open request again, with the tokens that are here.
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
+from services.gateway.readiness import LinkTimes, Readiness
 from shared.errors import ErrorCode
-from shared.ids import Boot, RequestId
+from shared.ids import RequestId
 from shared.links import Dealer
-from shared.liveness import SILENCE_S, new_boot
+from shared.liveness import new_boot
 from shared.logs import get_logger
 from shared.messages import (
     TO_GATEWAY,
@@ -47,33 +47,20 @@ _RESUMED: Final = Counter(
     registry=REGISTRY,
 )
 
-MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a token in between; then a refusal is believed
+MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a token in between
 
 _log = get_logger("link")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTimes:
-    """Seconds: between beats, of silence until not ready, of that until open requests end."""
-
-    beat_s: float = 1.0
-    silent_s: float = SILENCE_S
-    lost_s: float = 60.0
-
-
 class SchedulerLink:
-    """One gateway life's connection to the scheduler.
-
-    Ready = a scheduler with our model said Welcome and was heard in the last `silent_s`.
-    """
+    """One gateway life's connection to the scheduler."""
 
     def __init__(
         self, endpoint: str, model: str, vocab_size: int, times: LinkTimes | None = None
     ) -> None:
         self.boot = new_boot()
-        self._model = model
-        self._vocab_size = vocab_size
         self._times = times or LinkTimes()
+        self._scheduler = Readiness(model, vocab_size, self._times)
         self._dealer: Dealer[SchedulerReply] = Dealer(
             "request",
             endpoint,
@@ -81,11 +68,6 @@ class SchedulerLink:
             identity=b"g" + self.boot.to_bytes(8, "little"),
             flag="--request-endpoint",
         )
-        self._welcome: Welcome | None = None
-        self._scheduler_boot: Boot | None = None
-        self._scheduler_phase = ""
-        self._mismatch = ""
-        self._heard_at = self._ready_at = time.monotonic()
         self._streams: dict[RequestId, AnswerStream] = {}
         self._unsent: dict[RequestId, Cancel | Done] = {}
         self._orphans: set[RequestId] = set()
@@ -95,32 +77,14 @@ class SchedulerLink:
     # ------------------------------------------------------------------ state
 
     @property
-    def welcome(self) -> Welcome | None:
-        """What the scheduler said of the model it serves, once it has (and it is ours)."""
-        return self._welcome
-
-    @property
-    def is_ready(self) -> bool:
-        """Requests are taken."""
-        return self._welcome is not None and not self._is_silent
-
-    @property
-    def phase(self) -> str:
-        """What is missing until ready; "" when nothing is."""
-        if self.is_ready:
-            return ""
-        if self._scheduler_boot is None or self._is_silent:
-            return "waiting for the scheduler"
-        return self._mismatch or self._scheduler_phase or "waiting for the scheduler's welcome"
+    def scheduler(self) -> Readiness:
+        """What is known of the other end."""
+        return self._scheduler
 
     @property
     def num_open(self) -> int:
         """Requests that have a reader."""
         return len(self._streams)
-
-    @property
-    def _is_silent(self) -> bool:
-        return time.monotonic() - self._heard_at > self._times.silent_s
 
     # ------------------------------------------------------------------ requests
 
@@ -153,13 +117,15 @@ class SchedulerLink:
         if stream.is_complete:
             self._send_last(Done(stream.request_id))
         else:
-            self._send_last(Cancel(stream.request_id, None, CancelReason.CLIENT_GONE))
+            self._send_last(_gone(stream.request_id))
 
     def fail_all(self, why: str) -> None:
         """End every open request with an error its client sees."""
         for stream in self._streams.values():
-            if not stream.is_complete:
+            if not stream.is_over:
                 stream.fail(ErrorCode.UNAVAILABLE, why)
+                if stream.submitted_to is not None:
+                    self._send_last(_gone(stream.request_id))
 
     # ------------------------------------------------------------------ running
 
@@ -187,31 +153,32 @@ class SchedulerLink:
             await asyncio.sleep(self._times.beat_s)
 
     def _say_what_is_due(self) -> None:
-        if self.is_ready:
-            self._ready_at = time.monotonic()
-        elif self._streams and time.monotonic() - self._ready_at > self._times.lost_s:
-            _log.error("scheduler_lost", open_requests=len(self._streams), phase=self.phase)
-            self.fail_all(f"the server lost its scheduler ({self.phase}); try again later")
+        if self._scheduler.is_lost and not all(s.is_over for s in self._streams.values()):
+            phase, lost_s = self._scheduler.phase, self._times.lost_s
+            _log.error("requests_given_up", phase=phase, after_s=lost_s)
+            self.fail_all(f"the server was not ready for {lost_s:g} s ({phase}); try again later")
         # Every time: a scheduler that took us for dead forgot us, and its Welcome resends.
         self._dealer.send(Hello(self.boot))
-        positions = []
-        for stream in self._streams.values():
-            if stream.submitted_to is not None and not stream.is_refused:
-                positions.append(stream.position)
         for request_id in self._orphans - self._streams.keys():
-            self._unsent.setdefault(request_id, Cancel(request_id, None, CancelReason.CLIENT_GONE))
+            self._unsent.setdefault(request_id, _gone(request_id))
         self._orphans.clear()
         for request_id, message in list(self._unsent.items()):
             if self._dealer.send(message):
                 del self._unsent[request_id]
+        self._send_heartbeat()
+
+    def _send_heartbeat(self) -> None:
+        positions = []
+        for stream in self._streams.values():
+            if stream.submitted_to is not None and not stream.is_refused:
+                positions.append(stream.position)
         self._dealer.send(Heartbeat(self.boot, "", tuple(positions)))
 
     def _send_submit(self, stream: AnswerStream) -> None:
-        welcome = self._welcome
+        welcome = self._scheduler.welcome
         if welcome is not None and self._dealer.send(stream.resubmission()):
             stream.submitted_to = welcome.boot
             stream.submitted_at = time.monotonic()
-            stream.num_submissions += 1
         else:
             stream.submitted_to = None
 
@@ -222,7 +189,7 @@ class SchedulerLink:
     # ------------------------------------------------------------------ what the scheduler says
 
     def _handle(self, message: SchedulerReply) -> None:
-        self._heard_at = time.monotonic()
+        self._scheduler.heard()
         match message:
             case Tokens():
                 self._on_tokens(message)
@@ -257,71 +224,50 @@ class SchedulerLink:
 
     def _on_refused(self, message: Refused) -> None:
         stream = self._streams.get(message.request_id)
-        if stream is None:
+        if stream is None or stream.is_over:
             return
-        if message.code is not ErrorCode.UNAVAILABLE or self._is_first_answer(stream):
+        if message.code is not ErrorCode.UNKNOWN_REQUEST:
             stream.refused(message)
         elif self._is_about_earlier_beats(stream):
             return
         elif stream.times_given_again >= MAX_TIMES_GIVEN_AGAIN:
-            stream.refused(message)
+            stream.fail(
+                ErrorCode.UNAVAILABLE,
+                f"the scheduler lost this request {MAX_TIMES_GIVEN_AGAIN + 1} times; try again "
+                "later",
+            )
         else:
-            # It was taken once and is not known any more: give it again.
             _log.warning("request_given_again", request_id=message.request_id, why=message.message)
             stream.times_given_again += 1
             _RESUMED.inc()
             self._send_submit(stream)
 
-    def _is_first_answer(self, stream: AnswerStream) -> bool:
-        """The scheduler that was asked says no; it is not one that lost the request."""
-        is_asked = stream.submitted_to == self._scheduler_boot
-        return is_asked and stream.num_submissions == 1 and not stream.is_accepted
-
     def _is_about_earlier_beats(self, stream: AnswerStream) -> bool:
         """A new scheduler, or one that slept, also answers beats from before our submission."""
-        is_asked = stream.submitted_to == self._scheduler_boot
+        is_asked = stream.submitted_to == self._scheduler.boot
         since_s = time.monotonic() - stream.submitted_at
         return not is_asked or since_s < 2 * self._times.beat_s
 
     def _on_heartbeat(self, message: Heartbeat) -> None:
-        self._scheduler_phase = message.phase
-        if message.boot != self._scheduler_boot:
-            if self._scheduler_boot is not None:
+        is_first = self._scheduler.boot is None
+        if self._scheduler.beat(message):
+            if not is_first:
                 _log.warning("scheduler_restarted", open_requests=len(self._streams))
-            self._scheduler_boot = message.boot
-            self._welcome = None
             self._unsent.clear()  # about requests that this scheduler never heard of
             self._orphans.clear()
             self._dealer.send(Hello(self.boot))  # do not wait for the next beat
 
     def _on_welcome(self, message: Welcome) -> None:
-        self._scheduler_boot = message.boot
-        mismatch = self._compare(message)
-        if mismatch and mismatch != self._mismatch:
-            _log.error("model_mismatch", why=mismatch)
-        self._mismatch = mismatch
-        if mismatch:
-            self._welcome = None
+        if not self._scheduler.welcomed(message):
             return
-        if self._welcome is None:
-            _log.info("ready", model=message.model, max_model_len_tokens=message.max_model_len)
-        self._welcome = message
-        self._ready_at = time.monotonic()
         for stream in self._streams.values():  # what it lacks, or could not be sent before
-            if stream.submitted_to != message.boot and not stream.is_complete:
+            if stream.submitted_to != message.boot and not stream.is_over:
                 if stream.submitted_to is not None:
                     _RESUMED.inc()
                 self._send_submit(stream)
+        if not self._scheduler.is_ready:
+            self._send_heartbeat()  # the answer says whether its phase is over
 
-    def _compare(self, welcome: Welcome) -> str:
-        if welcome.model != self._model:
-            return (
-                f"the gateway was started with --model {self._model}, the executor with "
-                f"{welcome.model}: start both with the same"
-            )
-        if welcome.shape.vocab_size < self._vocab_size:
-            return (
-                f"the gateway's tokenizer has {self._vocab_size} tokens, the executor's model "
-                f"only {welcome.shape.vocab_size}: start both with the same --model"
-            )
-        return ""
+
+def _gone(request_id: RequestId) -> Cancel:
+    return Cancel(request_id, None, CancelReason.CLIENT_GONE)

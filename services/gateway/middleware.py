@@ -1,5 +1,6 @@
 """Around every request: errors in one form, ids echoed, one log line, counts."""
 
+import asyncio
 import re
 import secrets
 import time
@@ -9,6 +10,7 @@ from typing import Final
 from aiohttp import web
 
 from services.gateway import failures, gauges
+from services.gateway.connection_clock import clock_of
 from services.gateway.failures import Failure
 from services.gateway.routes import OUTCOME, REQUEST_ID
 from shared.errors import RequestError
@@ -25,11 +27,17 @@ async def around(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Answer errors as JSON, echo X-Request-Id, count, and log the request as one event."""
     began = time.monotonic()
     request[REQUEST_ID] = _client_id(request)
+    clock = clock_of(request.transport)
+    if clock is not None:
+        clock.request_began()
     try:
         response = await _answered(request, handler)
-    except BaseException:  # cancelled, or the connection broke: nobody is there to answer
-        _note(request, failures.CLIENT_GONE, began)
+    except BaseException as error:
+        is_gone = isinstance(error, asyncio.CancelledError | ConnectionError)
+        _note(request, failures.CLIENT_GONE if is_gone else 500, began)
         raise
+    if clock is not None and request.content.is_eof():
+        clock.request_ended()
     if not response.prepared:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
     _note(request, response.status, began)
@@ -49,7 +57,7 @@ async def _answered(request: web.Request, handler: _Handler) -> web.StreamRespon
         raise
     except Exception:
         _log.exception("request_failed", path=request.path[:200])
-        if request.writer.output_size > 0:  # a stream has begun: it can only break off
+        if request.writer.output_size > 0:  # an answer has begun: it can only break off
             raise
         return _failed(failures.internal())
 
@@ -70,8 +78,6 @@ def _note(request: web.Request, status: int, began: float) -> None:
     path = resource.canonical if resource is not None else "unmatched"
     gauges.HTTP_REQUESTS.labels(path=path, status=str(status)).inc()
     outcome = request.get(OUTCOME, {})
-    if outcome and status == 200:
-        gauges.E2E_LATENCY.observe(seconds)
     is_watching = path.startswith(("/health", "/metrics"))  # again and again, by machines
     say = _log.debug if is_watching else _log.info
     say(

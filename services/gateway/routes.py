@@ -112,6 +112,7 @@ class Routes:
         answer = Answer(endpoint, new_request_id(endpoint, secrets.token_hex(16)), model)
         generation = Generation(call, answer, self._tokenizer, self._link)
         prompt = await asyncio.to_thread(self._encode, call, welcome.max_model_len)
+        welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
             generation.start(prompt, welcome.eos_token_ids)
             if not call.stream:
@@ -187,9 +188,9 @@ class Routes:
         """What is known of the model, once requests are taken. Raises: Failure 503."""
         if self.is_draining:
             raise failures.shutting_down()
-        welcome = self._link.welcome
-        if welcome is None or not self._link.is_ready:
-            raise failures.unavailable(f"not ready: {self._link.phase}; try again")
+        welcome = self._link.scheduler.welcome
+        if welcome is None or not self._link.scheduler.takes_requests:
+            raise failures.unavailable(f"not ready: {self._link.scheduler.phase}; try again")
         return welcome
 
     # ------------------------------------------------------------------ telling
@@ -206,7 +207,7 @@ class Routes:
         return web.json_response(self._model_card(name))
 
     def _model_card(self, name: str) -> dict[str, Any]:
-        welcome = self._link.welcome
+        welcome = self._link.scheduler.welcome
         return {
             "id": name,
             "object": "model",
@@ -223,7 +224,7 @@ class Routes:
 
     async def ready(self, _request: web.Request) -> web.Response:
         """GET /health and /health/ready: 200, or 503 and what is missing."""
-        phase = "draining" if self.is_draining else self._link.phase
+        phase = "draining" if self.is_draining else self._link.scheduler.phase
         if not phase:
             return web.json_response({"status": "ready"})
         headers = {"Retry-After": str(failures.RETRY_AFTER_S)}

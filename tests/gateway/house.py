@@ -1,7 +1,8 @@
 """A real gateway on a free port, in front of a scripted scheduler."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import aiohttp
 
-from services.gateway.app import Gateway
-from services.gateway.link import LinkTimes
+from services.gateway.app import STALL_S, Gateway
+from services.gateway.readiness import LinkTimes
+from shared.ids import RequestId
+from shared.messages import Heartbeat, StreamPosition, Submit
 from shared.settings import GatewaySettings
 from tests.gateway.scripted_scheduler import ScriptedScheduler
 
@@ -45,6 +48,27 @@ class House:
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         async with self.http.get(self.url + path) as response:
             return response.status, await response.json()
+
+    async def metric(self, sample: str) -> float:
+        """One sample of /metrics, by its name (and labels) after the prefix; 0 if absent."""
+        async with self.http.get(self.url + "/metrics") as response:
+            page = await response.text()
+        for line in page.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == f"splitflap:{sample}":
+                return float(value)
+        return 0.0
+
+    async def raw(self, sent: bytes) -> bytes:
+        """What the server says to these bytes, to its closing of the connection."""
+        reader, writer = await asyncio.open_connection(*self.gateway.address)
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+                await writer.wait_closed()
 
     @asynccontextmanager
     async def stream(self, path: str, **fields: Any) -> AsyncIterator["Events"]:
@@ -84,6 +108,53 @@ class Events:
         return events
 
 
+@dataclass
+class Held:
+    """A stream whose request the scheduler has taken; what comes of it is the test's to say."""
+
+    house: House
+    submit: Submit
+    events: Events
+
+    @property
+    def scheduler(self) -> ScriptedScheduler:
+        return self.house.scheduler
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.submit.request_id
+
+    def run(self, run: bytes | str | Sequence[int], *, lost: bool = False) -> None:
+        self.scheduler.run(self.request_id, run, lost=lost)
+
+    def finish(self, *, lost: bool = False) -> None:
+        self.scheduler.finish(self.request_id, lost=lost)
+
+    async def is_listed_at(self, position: int) -> None:
+        """Until a heartbeat says that the gateway has so many tokens."""
+        at = StreamPosition(self.request_id, (position,))
+        await self.scheduler.until(
+            lambda: any(at in beat.streams for beat in self.scheduler.of(Heartbeat))
+        )
+
+
+@asynccontextmanager
+async def held_stream(house: House, **fields: Any) -> AsyncIterator[Held]:
+    """A completion's stream, held."""
+    house.scheduler.holds = True
+    count = len(house.scheduler.of(Submit))
+    async with house.stream("/v1/completions", **{"prompt": "Hi", **fields}) as events:
+        yield Held(house, await house.scheduler.submitted(count + 1), events)
+
+
+async def restart(house: House, **options: Any) -> ScriptedScheduler:
+    """Another scheduler life on the same endpoint; it knows nothing."""
+    await house.scheduler.close()
+    house.scheduler = ScriptedScheduler(house.endpoint, **options)
+    house.scheduler.holds = True
+    return house.scheduler
+
+
 def text_of(events: list[Any]) -> str:
     """The text of choice 0 of a stream."""
     parts = []
@@ -97,13 +168,18 @@ def text_of(events: list[Any]) -> str:
 
 @asynccontextmanager
 async def open_house(
-    folder: Path, *, times: LinkTimes = QUICK, scheduler_options: Any = None, **settings: Any
+    folder: Path,
+    *,
+    times: LinkTimes = QUICK,
+    stall_s: float = STALL_S,
+    scheduler_options: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[House]:
     """Gateway (ready) and scheduler; everything is given back, whatever happens."""
     endpoint = f"ipc://{folder}/r"
     scheduler = ScriptedScheduler(endpoint, **(scheduler_options or {}))
     settings = {"model": "toy", "request_endpoint": endpoint, **settings}
-    gateway = Gateway(_AnyPort(**settings), times)
+    gateway = Gateway(_AnyPort(**settings), times, stall_s)
     try:
         await gateway.start()
         async with aiohttp.ClientSession() as http:

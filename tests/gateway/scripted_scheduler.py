@@ -57,6 +57,7 @@ class Script:
     reason: FinishReason = FinishReason.LENGTH
     stop_token_id: int | None = None
     error: str | None = None
+    code: ErrorCode | None = None
     refusal: Refused | None = None
 
 
@@ -151,12 +152,13 @@ class ScriptedScheduler:
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
+        code: ErrorCode | None = None,
         lost: bool = False,
     ) -> None:
         log = self.logs[request_id]
         length = len(log.token_ids)
         usage = Usage(len(log.submit.prompt), length)
-        log.finished = Finished(request_id, 0, reason, length, usage, stop_token_id, error)
+        log.finished = Finished(request_id, 0, reason, length, usage, stop_token_id, error, code)
         if not lost:
             self.send(log.finished)
 
@@ -217,13 +219,14 @@ class ScriptedScheduler:
             script.reason,
             stop_token_id=script.stop_token_id,
             error=script.error,
+            code=script.code,
         )
 
     def _mend(self, heartbeat: Heartbeat) -> None:
         for stream in heartbeat.streams:
             log = self.logs.get(stream.request_id)
             if log is None:
-                no = Refused(stream.request_id, ErrorCode.UNAVAILABLE, "unknown request")
+                no = Refused(stream.request_id, ErrorCode.UNKNOWN_REQUEST, "unknown request")
                 self.send(no)
                 continue
             self._go_on(log)

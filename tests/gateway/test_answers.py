@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import ErrorCode
-from shared.messages import CancelReason, Done, Refused, Submit
+from shared.messages import CancelReason, Done, Submit
 from shared.sampling import FinishReason
 from tests.gateway.house import House, open_house, text_of
 from tests.gateway.scripted_scheduler import EOS, Script
@@ -170,7 +169,9 @@ async def test_stop_reason_names_the_clients_stop_token(house: House) -> None:
 async def test_eos_is_text_only_when_it_is_ignored(tmp_path, ignore_eos: bool, text: str) -> None:
     async with open_house(tmp_path) as house:
         house.scheduler.eos = ord("!")
-        await house.scheduler.until(lambda: bool(house.gateway.link.welcome.eos_token_ids[0] == 33))
+        await house.scheduler.until(
+            lambda: bool(house.gateway.link.scheduler.welcome.eos_token_ids[0] == 33)
+        )
         house.scheduler.script.append(Script(["ab!"], FinishReason.STOP, ord("!")))
         answer = await house.complete(ignore_eos=ignore_eos)
     assert answer["choices"][0]["text"] == text
@@ -230,42 +231,6 @@ async def test_text_that_ends_inside_a_character_flushes_once(house: House) -> N
     house.scheduler.script.append(Script([b"A", b"\xe4", b"\xb8"]))
     async with house.stream("/v1/completions", prompt="Hi") as events:
         assert text_of(await events.rest()) == "A\ufffd"
-
-
-async def test_an_error_before_the_first_byte_is_a_status(house: House) -> None:
-    refused = Refused(
-        "", ErrorCode.NEVER_FITS, "needs 9 blocks of 16 tokens; the pool has 4", "max_tokens"
-    )
-    house.scheduler.script.append(Script(refusal=refused))
-    status, told = await house.post("/v1/completions", prompt="Hi", stream=True)
-    assert status == 400
-    assert told["error"]["code"] == "request_too_large"
-    assert told["error"]["param"] == "max_tokens"
-    assert "9 blocks" in told["error"]["message"]
-
-
-async def test_a_scheduler_without_room_means_503_and_when_to_retry(house: House) -> None:
-    refused = Refused("", ErrorCode.UNAVAILABLE, "the executor is down", None, 7.0)
-    house.scheduler.script.append(Script(refusal=refused))
-    async with house.http.post(house.url + "/v1/completions", json={"prompt": "x"}) as response:
-        assert response.status == 503
-        assert response.headers["Retry-After"] == "7"
-
-
-async def test_an_error_inside_a_stream_is_an_event_and_then_done(house: House) -> None:
-    """R8's kind: never a bare end."""
-    script = Script(["abc"], FinishReason.ERROR, error="NaN logits at step 7")
-    house.scheduler.script.append(script)
-    async with house.stream("/v1/completions", prompt="Hi") as events:
-        told = await events.rest()
-    assert told[-1] == "[DONE]"
-    assert told[-2]["error"]["message"] == "NaN logits at step 7"
-
-
-async def test_an_error_without_a_stream_is_a_500(house: House) -> None:
-    house.scheduler.script.append(Script(["abc"], FinishReason.ERROR, error="NaN logits"))
-    status, told = await house.post("/v1/completions", prompt="Hi")
-    assert (status, told["error"]["message"]) == (500, "NaN logits")
 
 
 async def test_seeds_are_drawn_when_none_is_given(house: House) -> None:

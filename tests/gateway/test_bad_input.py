@@ -335,55 +335,15 @@ async def test_a_broken_gzip_is_400(house: House) -> None:
         assert response.status == 400
 
 
-async def raw(house: House, sent: bytes) -> bytes:
-    """What the server says to these bytes, to its closing of the connection."""
-    host, port = house.gateway.address
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(sent)
-    async with asyncio.timeout(10):
-        try:
-            return await reader.read()
-        finally:
-            writer.close()
-            await writer.wait_closed()
-
-
 async def test_half_a_body_that_hangs_is_408_and_closed(tmp_path: Path) -> None:
     async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
-        told = await raw(
-            house,
+        told = await house.raw(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b'Content-Length: 100\r\n\r\n{"prompt": "He',
         )
         assert told.startswith(b"HTTP/1.1 408 ")
         assert b'"code": "request_timeout"' in told
         assert (await house.complete())["choices"][0]["text"] == "ok"
-
-
-@pytest.mark.parametrize("before", [b"", b"\r\n\r\n", b"\n\n"])
-async def test_half_a_head_that_hangs_is_408_and_closed(tmp_path: Path, before: bytes) -> None:
-    async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
-        told = await raw(house, before + b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConte")
-        assert told.startswith(b"HTTP/1.1 408 ")
-        head, _, body = told.partition(b"\r\n\r\n")
-        assert json.loads(body)["error"]["code"] == "request_timeout"
-        assert b"Content-Length: %d" % len(body) in head
-
-
-async def test_the_clock_stops_when_the_request_is_there(tmp_path: Path) -> None:
-    async with open_house(tmp_path, request_read_timeout_s=0.1, ping_interval_s=0.05) as house:
-        house.scheduler.holds = True
-        async with house.stream(COMPLETIONS, prompt="Hi") as events:
-            submit = await house.scheduler.submitted()
-            for _ in range(6):
-                assert await events.frame() == [": ping"]
-            house.scheduler.finish(submit.request_id)
-            assert (await events.rest())[-1] == "[DONE]"
-
-
-async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
-    async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
-        assert await raw(house, b"") == b""
 
 
 @pytest.mark.parametrize(
@@ -399,7 +359,7 @@ async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
     ids=lambda value: repr(value[:30]),
 )
 async def test_bad_http_is_a_4xx(house: House, sent: bytes) -> None:
-    told = await raw(house, sent)
+    told = await house.raw(sent)
     assert told.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
     assert (await house.get("/health"))[0] == 200
 
@@ -408,8 +368,7 @@ BODY = b'{"prompt": "Hi", "stream": true}'
 
 
 async def test_an_http_1_0_client_gets_its_stream_too(house: House) -> None:
-    told = await raw(
-        house,
+    told = await house.raw(
         b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
     )
@@ -418,8 +377,7 @@ async def test_an_http_1_0_client_gets_its_stream_too(house: House) -> None:
 
 
 async def test_a_client_that_asks_before_it_sends_its_body(house: House) -> None:
-    told = await raw(
-        house,
+    told = await house.raw(
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
         % (len(BODY), BODY),
@@ -440,7 +398,7 @@ def test_random_bytes_never_hurt(junk_house, junk: bytes, is_body: bool) -> None
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(junk)
         )
-    told = loop.run_until_complete(raw(house, head + junk))
+    told = loop.run_until_complete(house.raw(head + junk))
     assert told.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")) or (not is_body and told == b"")
     assert loop.run_until_complete(house.get("/health"))[0] == 200
 

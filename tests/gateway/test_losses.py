@@ -6,45 +6,37 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.link import LinkTimes
+from services.gateway.readiness import LinkTimes
 from shared.errors import ErrorCode
 from shared.messages import (
+    Cancel,
     CancelReason,
     Done,
     Drain,
     Heartbeat,
     Hello,
     Refused,
+    StreamPosition,
     Submit,
     TokenRun,
     Tokens,
 )
-from tests.gateway.house import House, open_house, text_of, until_ready
+from tests.gateway.house import Held, House, held_stream, open_house, restart, text_of
 from tests.gateway.scripted_scheduler import Script, ScriptedScheduler
 
 PATH = "/v1/completions"
-
-
-async def restart(house: House, **options) -> ScriptedScheduler:
-    """Another scheduler life on the same endpoint; it knows nothing."""
-    await house.scheduler.close()
-    house.scheduler = ScriptedScheduler(house.endpoint, **options)
-    house.scheduler.holds = True
-    return house.scheduler
 
 
 # ------------------------------------------------------------------ clients that leave
 
 
 async def test_a_client_that_leaves_its_stream_is_cancelled(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, "abc")
-        await events.next()
-        events.response.close()
+    async with held_stream(house) as held:
+        held.run("abc")
+        await held.events.next()
+        held.events.response.close()
     await house.scheduler.until(lambda: bool(house.scheduler.cancels(CancelReason.CLIENT_GONE)))
-    assert house.scheduler.cancels(CancelReason.CLIENT_GONE) == [submit.request_id]
+    assert house.scheduler.cancels(CancelReason.CLIENT_GONE) == [held.request_id]
     assert house.gateway.link.num_open == 0
 
 
@@ -91,81 +83,77 @@ async def test_three_hundred_clients_that_leave_are_all_cancelled(house: House) 
 # ------------------------------------------------------------------ messages that get lost
 
 
-async def test_lost_tokens_and_a_lost_end_come_with_a_heartbeat(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, "ab")
-        house.scheduler.run(submit.request_id, "cd", lost=True)
-        house.scheduler.run(submit.request_id, "ef")
-        house.scheduler.finish(submit.request_id, lost=True)
-        assert text_of(await events.rest()) == "abcdef"
+async def test_lost_tokens_and_a_lost_end_come_with_a_heartbeat(held: Held) -> None:
+    held.run("ab")
+    held.run("cd", lost=True)
+    held.run("ef")
+    held.finish(lost=True)
+    assert text_of(await held.events.rest()) == "abcdef"
 
 
-async def test_an_end_before_its_last_tokens_waits_for_them(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, "ab", lost=True)
-        house.scheduler.finish(submit.request_id)
-        assert text_of(await events.rest()) == "ab"
+async def test_an_end_before_its_last_tokens_waits_for_them(held: Held) -> None:
+    held.run("ab", lost=True)
+    held.finish()
+    assert text_of(await held.events.rest()) == "ab"
 
 
-async def test_repeats_are_dropped(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, "abc")
-        for start, text in ((0, b"ab"), (1, b"bcd"), (0, b"abcde")):
-            house.scheduler.send(Tokens((TokenRun(submit.request_id, 0, start, tuple(text)),)))
-        house.scheduler.logs[submit.request_id].token_ids[:] = b"abcde"
-        house.scheduler.finish(submit.request_id)
-        house.scheduler.finish(submit.request_id)
-        assert text_of(await events.rest()) == "abcde"
+async def test_repeats_are_dropped(held: Held) -> None:
+    held.run("abc")
+    for start, text in ((0, b"ab"), (1, b"bcd"), (0, b"abcde")):
+        held.scheduler.send(Tokens((TokenRun(held.request_id, 0, start, tuple(text)),)))
+    held.scheduler.logs[held.request_id].token_ids[:] = b"abcde"
+    held.finish()
+    held.finish()
+    assert text_of(await held.events.rest()) == "abcde"
 
 
-async def test_an_end_that_comes_after_all_is_done_is_answered_done(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.finish(submit.request_id)
-        finished = house.scheduler.logs[submit.request_id].finished
-        await events.rest()
-    await house.scheduler.until(lambda: len(house.scheduler.of(Done)) == 1)
-    house.scheduler.send(finished)
-    await house.scheduler.until(lambda: len(house.scheduler.of(Done)) == 2)
+async def test_an_end_that_comes_after_all_is_done_is_answered_done(held: Held) -> None:
+    held.finish()
+    finished = held.scheduler.logs[held.request_id].finished
+    await held.events.rest()
+    await held.scheduler.until(lambda: len(held.scheduler.of(Done)) == 1)
+    held.scheduler.send(finished)
+    await held.scheduler.until(lambda: len(held.scheduler.of(Done)) == 2)
 
 
-async def test_a_request_the_scheduler_forgot_is_given_again(house: House) -> None:
+async def test_a_request_the_scheduler_forgot_is_given_again(held: Held) -> None:
     """As when it took this gateway for dead."""
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        first = await house.scheduler.submitted()
-        house.scheduler.run(first.request_id, "ab")
-        await events.next()
-        del house.scheduler.logs[first.request_id]
-        again = await house.scheduler.submitted(2)
-        assert again.request_id == first.request_id
-        assert bytes(again.generated[0].token_ids) == b"ab"
-        house.scheduler.run(first.request_id, "cd")
-        house.scheduler.finish(first.request_id)
-        assert text_of(await events.rest()) == "cd"
+    held.run("ab")
+    await held.events.next()
+    del held.scheduler.logs[held.request_id]
+    again = await held.scheduler.submitted(2)
+    assert again.request_id == held.request_id
+    assert bytes(again.generated[0].token_ids) == b"ab"
+    held.run("cd")
+    held.finish()
+    assert text_of(await held.events.rest()) == "cd"
 
 
-async def test_a_forgotten_request_whose_last_tokens_were_lost_is_not_over(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        first = await house.scheduler.submitted()
-        house.scheduler.run(first.request_id, "ab")
-        house.scheduler.run(first.request_id, "cd", lost=True)
-        house.scheduler.finish(first.request_id)
-        del house.scheduler.logs[first.request_id]
-        again = await house.scheduler.submitted(2)
-        assert bytes(again.generated[0].token_ids) == b"ab"
-        assert again.generated[0].finish is None
-        house.scheduler.run(first.request_id, "cd")
-        house.scheduler.finish(first.request_id)
-        assert text_of(await events.rest()) == "abcd"
+async def test_a_forgotten_request_whose_last_tokens_were_lost_is_not_over(held: Held) -> None:
+    held.run("ab")
+    held.run("cd", lost=True)
+    held.finish()
+    del held.scheduler.logs[held.request_id]
+    again = await held.scheduler.submitted(2)
+    assert bytes(again.generated[0].token_ids) == b"ab"
+    assert again.generated[0].finish is None
+    held.run("cd")
+    held.finish()
+    assert text_of(await held.events.rest()) == "abcd"
+
+
+async def test_a_stream_that_another_gateway_took_ends_and_is_let_go(held: Held) -> None:
+    held.run("ab")
+    await held.events.next()
+    moved = Refused(held.request_id, ErrorCode.MOVED, "another gateway has taken this stream over")
+    held.scheduler.send(moved)
+    told = await held.events.rest()
+    assert told[-2]["error"]["code"] == "stream_moved"
+    assert told[-1] == "[DONE]"
+    await held.scheduler.until(lambda: held.scheduler.of(Heartbeat)[-1].streams == ())
+    assert len(held.scheduler.of(Submit)) == 1
+    assert held.scheduler.of(Cancel) == []
+    assert held.scheduler.of(Done) == []
 
 
 @pytest.mark.parametrize("welcomes_first", [True, False])
@@ -183,36 +171,41 @@ async def test_a_scheduler_that_dies_before_it_answers_loses_nothing(house, welc
     assert (await asking)["choices"][0]["text"] == "ok"
 
 
-async def test_refusals_of_beats_it_missed_do_not_end_a_request_given_again(house: House) -> None:
+async def test_refusals_of_beats_it_missed_do_not_end_a_request_given_again(held: Held) -> None:
     """A scheduler that slept answers all the beats it finds."""
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, "ab")
-        await events.next()
-        del house.scheduler.logs[submit.request_id]
-        await house.scheduler.submitted(2)
-        for _ in range(5):
-            no = Refused(submit.request_id, ErrorCode.UNAVAILABLE, "unknown request")
-            house.scheduler.send(no)
-        house.scheduler.run(submit.request_id, "cd")
-        house.scheduler.finish(submit.request_id)
-        assert text_of(await events.rest()) == "cd"
-    assert len(house.scheduler.of(Submit)) == 2
+    held.run("ab")
+    await held.events.next()
+    del held.scheduler.logs[held.request_id]
+    await held.scheduler.submitted(2)
+    for _ in range(5):
+        held.scheduler.send(Refused(held.request_id, ErrorCode.UNKNOWN_REQUEST, "unknown request"))
+    held.run("cd")
+    held.finish()
+    assert text_of(await held.events.rest()) == "cd"
+    assert len(held.scheduler.of(Submit)) == 2
 
 
-async def test_a_request_refused_again_and_again_ends_with_an_error(house: House) -> None:
-    house.scheduler.holds = True
-    no = Refused("", ErrorCode.UNAVAILABLE, "no executor for 60 s")
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        await events.frame()
-        house.scheduler.script.extend([Script(refusal=no)] * 9)
-        del house.scheduler.logs[submit.request_id]
-        told = await events.rest()
+async def test_a_request_lost_again_and_again_ends_with_an_error(held: Held) -> None:
+    no = Refused("", ErrorCode.UNKNOWN_REQUEST, "unknown request")
+    await held.events.frame()
+    held.scheduler.script.extend([Script(refusal=no)] * 9)
+    del held.scheduler.logs[held.request_id]
+    told = await held.events.rest()
     assert told[-2]["error"]["code"] == "service_unavailable"
+    assert "4 times" in told[-2]["error"]["message"]
     assert told[-1] == "[DONE]"
-    assert len(house.scheduler.of(Submit)) == 4
+    assert len(held.scheduler.of(Submit)) == 4
+
+
+async def test_a_refusal_of_a_request_given_again_is_believed(held: Held) -> None:
+    full = Refused("", ErrorCode.QUEUE_FULL, "256 requests wait already")
+    await held.events.frame()
+    held.scheduler.script.append(Script(refusal=full))
+    del held.scheduler.logs[held.request_id]
+    told = await held.events.rest()
+    assert told[-2]["error"]["code"] == "queue_full"
+    assert told[-1] == "[DONE]"
+    assert len(held.scheduler.of(Submit)) == 2
 
 
 async def test_a_message_that_is_not_for_gateways_is_dropped_and_counted(house: House) -> None:
@@ -265,17 +258,13 @@ async def test_a_stream_goes_on_with_the_next_scheduler(house: House) -> None:
     assert told[-1] == "[DONE]"
 
 
-async def test_half_a_character_survives_a_restart(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, b"A\xf0\x9f")
-        assert text_of([await events.next()]) == "A"
-        scheduler = await restart(house)
-        await scheduler.submitted()
-        scheduler.run(submit.request_id, b"\x98\x80")
-        scheduler.finish(submit.request_id)
-        assert text_of(await events.rest()) == "😀"
+async def test_half_a_character_survives_a_restart(held: Held) -> None:
+    held.run(b"A\xf0\x9f")
+    assert text_of([await held.events.next()]) == "A"
+    await (await restart(held.house)).submitted()
+    held.run(b"\x98\x80")
+    held.finish()
+    assert text_of(await held.events.rest()) == "😀"
 
 
 async def test_a_plain_request_survives_a_restart_too(house: House) -> None:
@@ -283,11 +272,16 @@ async def test_a_plain_request_survives_a_restart_too(house: House) -> None:
     asking = asyncio.create_task(house.complete())
     submit = await house.scheduler.submitted()
     house.scheduler.run(submit.request_id, "ab")
+    at = StreamPosition(submit.request_id, (2,))
+    await house.scheduler.until(
+        lambda: any(at in beat.streams for beat in house.scheduler.of(Heartbeat))
+    )
     scheduler = await restart(house)
-    await scheduler.submitted()
+    again = await scheduler.submitted()
+    assert bytes(again.generated[0].token_ids) == b"ab"
     scheduler.run(submit.request_id, "cd")
     scheduler.finish(submit.request_id)
-    assert (await asking)["choices"][0]["text"] in ("abcd", "cd")
+    assert (await asking)["choices"][0]["text"] == "abcd"
 
 
 async def test_streams_end_with_an_error_when_no_scheduler_comes_back(tmp_path: Path) -> None:
@@ -302,68 +296,12 @@ async def test_streams_end_with_an_error_when_no_scheduler_comes_back(tmp_path: 
         assert told[-1] == "[DONE]"
 
 
-async def test_without_a_scheduler_requests_are_503_and_readiness_says_why(tmp_path: Path) -> None:
-    times = LinkTimes(beat_s=0.02, silent_s=0.1)
-    async with open_house(tmp_path, times=times) as house:
-        await house.scheduler.close()
-        async with asyncio.timeout(5):
-            while (await house.get("/health/ready"))[0] == 200:
-                await asyncio.sleep(0.02)
-        status, told = await house.get("/health/ready")
-        assert (status, told["phase"]) == (503, "waiting for the scheduler")
-        assert (await house.get("/health/live"))[0] == 200
-        async with house.http.post(house.url + PATH, json={"prompt": "x"}) as response:
-            assert response.status == 503
-            assert int(response.headers["Retry-After"]) >= 1
-            assert (await response.json())["error"]["code"] == "service_unavailable"
-        house.scheduler = ScriptedScheduler(house.endpoint)
-        await until_ready(house)
-        assert (await house.complete())["choices"][0]["text"] == "ok"
-
-
-async def test_the_phase_is_the_schedulers_until_it_says_welcome(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        scheduler = await restart(house)
-        scheduler.welcomes = False
-        scheduler.phase = "loading weights 41 %"
-        async with asyncio.timeout(5):
-            while (told := await house.get("/health/ready"))[1].get("phase") != scheduler.phase:
-                await scheduler.until_next()
-        assert told[0] == 503
-        scheduler.welcomes = True
-        await until_ready(house)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"model": "smollm2"}, "--model toy"), ({"vocab": 100}, "258 tokens")],
-)
-async def test_another_model_than_the_tokenizers_is_not_ready(tmp_path, options, said) -> None:
-    async with open_house(tmp_path) as house:
-        scheduler = await restart(house, **options)
-        async with asyncio.timeout(5):
-            while said not in (await house.get("/health/ready"))[1].get("phase", ""):
-                await scheduler.until_next()
-        assert (await house.post(PATH, prompt="x"))[0] == 503
-
-
-async def test_open_streams_and_their_positions_are_listed(house: House) -> None:
-    house.scheduler.holds = True
-    async with house.stream(PATH, prompt="Hi") as events:
-        submit = await house.scheduler.submitted()
-        house.scheduler.run(submit.request_id, "abc")
-        await house.scheduler.until(
-            lambda: any(
-                stream.request_id == submit.request_id and stream.positions == (3,)
-                for beat in house.scheduler.of(Heartbeat)
-                for stream in beat.streams
-            )
-        )
-        house.scheduler.finish(submit.request_id)
-        await events.rest()
-    count = len(house.scheduler.of(Heartbeat))
-    await house.scheduler.until(lambda: len(house.scheduler.of(Heartbeat)) > count + 1)
-    assert house.scheduler.of(Heartbeat)[-1].streams == ()
+async def test_open_streams_and_their_positions_are_listed(held: Held) -> None:
+    held.run("abc")
+    await held.is_listed_at(3)
+    held.finish()
+    await held.events.rest()
+    await held.scheduler.until(lambda: held.scheduler.of(Heartbeat)[-1].streams == ())
 
 
 async def test_it_presents_itself_with_every_beat(house: House) -> None:

@@ -6,13 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from services.gateway.app import serve
 from shared.errors import StartError
-from shared.messages import Submit
+from shared.messages import CancelReason, Submit
 from shared.settings import GatewaySettings
 from tests.gateway.house import House, open_house, text_of
 
@@ -54,12 +56,21 @@ async def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals) -> None:
         await serving
 
 
+async def until_draining(house: House) -> None:
+    """Ask /health/ready until it says so."""
+    async with asyncio.timeout(5):
+        while (told := await house.get("/health/ready"))[1].get("phase") != "draining":
+            await house.scheduler.until_next()
+    assert told[0] == 503
+
+
 async def test_open_streams_finish_while_it_drains(house: House) -> None:
     house.scheduler.holds = True
     async with house.stream(PATH, prompt="Hi") as events:
         submit = await house.scheduler.submitted()
+        await house.get("/health")  # leaves a connection that is kept alive
         draining = asyncio.create_task(house.gateway.drain())
-        await house.scheduler.until_next()
+        await until_draining(house)
         house.scheduler.run(submit.request_id, "whole")
         house.scheduler.finish(submit.request_id)
         told = await events.rest()
@@ -75,15 +86,59 @@ async def test_new_requests_on_old_connections_are_503_while_it_drains(house: Ho
         submit = await house.scheduler.submitted()
         await house.get("/health")
         draining = asyncio.create_task(house.gateway.drain())
-        await asyncio.sleep(0)
-        status, told = await house.get("/health/ready")
-        assert (status, told["phase"]) == (503, "draining")
+        await until_draining(house)
         async with house.http.post(house.url + PATH, json={"prompt": "x"}) as response:
             assert response.status == 503
             assert response.headers["Connection"] == "close"
         house.scheduler.finish(submit.request_id)
         await events.rest()
     await draining
+
+
+async def test_a_request_whose_body_was_coming_when_the_drain_began_is_503(house: House) -> None:
+    body = b'{"prompt": "Hi"}'
+    reader, writer = await asyncio.open_connection(*house.gateway.address)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
+    await house.get("/health")
+    await house.gateway.drain()
+    writer.write(body)
+    assert b"503" in await reader.readline()
+    assert b"shutting down" in await reader.read()
+    assert house.scheduler.of(Submit) == []
+    writer.close()
+    await writer.wait_closed()
+
+
+class HeldThreads(ThreadPoolExecutor):
+    """Threads that begin nothing until they may; `asked` is set when there is something."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked, self.may_begin = asyncio.Event(), threading.Event()
+
+    def submit(self, function, /, *args, **kwargs):
+        self.asked.set()
+
+        def begin():
+            self.may_begin.wait(10)
+            return function(*args, **kwargs)
+
+        return super().submit(begin)
+
+
+async def test_a_request_being_tokenized_when_the_drain_begins_is_503(house: House) -> None:
+    threads = HeldThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    asking = asyncio.create_task(house.post(PATH, prompt="Hi"))
+    await threads.asked.wait()
+    await house.gateway.drain()
+    threads.may_begin.set()
+    status, told = await asking
+    assert (status, told["error"]["code"]) == (503, "service_unavailable")
+    assert house.scheduler.of(Submit) == []
 
 
 async def test_a_drain_that_lasts_too_long_ends_streams_with_an_error(tmp_path: Path) -> None:
@@ -96,6 +151,8 @@ async def test_a_drain_that_lasts_too_long_ends_streams_with_an_error(tmp_path: 
         assert "shutting down" in told[-2]["error"]["message"]
         assert told[-1] == "[DONE]"
         await draining
+        gone = house.scheduler.cancels
+        await house.scheduler.until(lambda: len(gone(CancelReason.CLIENT_GONE)) == 1)
 
 
 async def test_models_version_health_and_metrics(house: House) -> None:
@@ -114,15 +171,16 @@ async def test_models_version_health_and_metrics(house: House) -> None:
     for line in (
         'splitflap:http_requests_total{path="/v1/completions",status="200"}',
         'splitflap:requests_rejected_total{reason="invalid_value"}',
-        'splitflap:request_success_total{finished_reason="length"}',
         "splitflap:time_to_first_token_seconds_bucket",
         "splitflap:inter_token_latency_seconds_bucket",
         "splitflap:e2e_request_latency_seconds_bucket",
-        "splitflap:prompt_tokens_total",
-        "splitflap:generation_tokens_total",
         "splitflap:open_requests 0.0",
+        "splitflap:token_gaps_total",
+        "splitflap:streams_resumed_total",
     ):
         assert line in page
+    for name in ("prompt_tokens", "generation_tokens", "request_success"):
+        assert f"splitflap:{name}" not in page, "the scheduler counts them"
 
 
 async def test_a_served_model_name_replaces_the_models_own(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Errors from the scheduler, and bugs of ours: a status, or an event and [DONE]."""
+
+from pathlib import Path
+
+import pytest
+
+from services.gateway import failures
+from shared.errors import ErrorCode
+from shared.messages import CancelReason, Refused
+from shared.sampling import FinishReason
+from tests.gateway.house import Held, House, held_stream, open_house
+from tests.gateway.scripted_scheduler import Script
+from tests.gateway.tiny_models import gguf
+
+PATH = "/v1/completions"
+
+
+async def test_an_error_before_the_first_byte_is_a_status(house: House) -> None:
+    refused = Refused(
+        "", ErrorCode.NEVER_FITS, "needs 9 blocks of 16 tokens; the pool has 4", "max_tokens"
+    )
+    house.scheduler.script.append(Script(refusal=refused))
+    status, told = await house.post("/v1/completions", prompt="Hi", stream=True)
+    assert status == 400
+    assert told["error"]["code"] == "request_too_large"
+    assert told["error"]["param"] == "max_tokens"
+    assert "9 blocks" in told["error"]["message"]
+
+
+async def test_a_scheduler_without_room_means_503_and_when_to_retry(house: House) -> None:
+    refused = Refused("", ErrorCode.UNAVAILABLE, "the executor is down", None, 7.0)
+    house.scheduler.script.append(Script(refusal=refused))
+    async with house.http.post(house.url + "/v1/completions", json={"prompt": "x"}) as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "7"
+
+
+async def test_an_error_inside_a_stream_is_an_event_and_then_done(house: House) -> None:
+    """R8's kind: never a bare end."""
+    script = Script(["abc"], FinishReason.ERROR, error="NaN logits at step 7")
+    house.scheduler.script.append(script)
+    async with house.stream("/v1/completions", prompt="Hi") as events:
+        told = await events.rest()
+    assert told[-1] == "[DONE]"
+    assert told[-2]["error"]["message"] == "NaN logits at step 7"
+
+
+async def test_an_error_without_a_stream_is_a_500(house: House) -> None:
+    house.scheduler.script.append(Script(["abc"], FinishReason.ERROR, error="NaN logits"))
+    status, told = await house.post("/v1/completions", prompt="Hi")
+    assert (status, told["error"]["message"]) == (500, "NaN logits")
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_of_a_refusal_has_a_status(code: ErrorCode) -> None:
+    failure = failures.of_refusal(Refused("", code, "no", retry_after_s=7.0))
+    assert 400 <= failure.status < 600
+    assert failure.code == code.value
+    assert failure.headers == ({"Retry-After": "7"} if failure.status in (429, 503) else {})
+
+
+async def test_a_full_queue_is_429_and_says_when_to_retry(house: House) -> None:
+    full = Refused("", ErrorCode.QUEUE_FULL, "256 requests wait already", None, 2.0)
+    house.scheduler.script.append(Script(refusal=full))
+    async with house.http.post(house.url + PATH, json={"prompt": "x"}) as response:
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "2"
+        assert (await response.json())["error"]["code"] == "queue_full"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        (None, 500, "internal_error"),
+        (ErrorCode.INTERNAL, 500, "internal_error"),
+        (ErrorCode.DEADLINE, 408, "deadline_exceeded"),
+        (ErrorCode.CONTEXT_LENGTH, 400, "context_length_exceeded"),
+    ],
+)
+async def test_the_code_of_an_error_at_the_end_is_told(house, code, status, said) -> None:
+    script = Script(["abc"], FinishReason.ERROR, error="why it ended", code=code)
+    house.scheduler.script.extend([script, script])
+    answered, told = await house.post(PATH, prompt="Hi")
+    assert (answered, told["error"]["code"]) == (status, said)
+    async with house.stream(PATH, prompt="Hi") as events:
+        event, done = (await events.rest())[-2:]
+    assert (event["error"]["code"], event["error"]["message"]) == (said, "why it ended")
+    assert done == "[DONE]"
+
+
+async def test_a_bug_of_ours_in_the_middle_of_a_stream_is_told_too(tmp_path: Path) -> None:
+    """A negative token id is none that the tokenizer bears."""
+    options = {"model": "tiny"}
+    async with open_house(tmp_path, model=str(gguf(tmp_path)), scheduler_options=options) as house:
+        gone = 'http_requests_total{path="/v1/completions",status="499"}'
+        before = await house.metric(gone)
+        async with held_stream(house, prompt="ab") as held:
+            await held.events.frame()
+            held.run((-5,))
+            told = await held.events.rest()
+        assert told[-2]["error"]["code"] == "internal_error"
+        assert told[-1] == "[DONE]"
+        await house.scheduler.until(lambda: bool(house.scheduler.cancels(CancelReason.CLIENT_GONE)))
+        assert await house.metric(gone) == before
+
+
+async def test_only_requests_that_finished_have_a_latency(house: House) -> None:
+    count = "e2e_request_latency_seconds_count"
+    before = await house.metric(count)
+    broken = Script(["abc"], FinishReason.ERROR, error="NaN logits")
+    house.scheduler.script.extend([broken, broken, Script(), Script()])
+    await house.post(PATH, prompt="Hi")
+    async with house.stream(PATH, prompt="Hi") as events:
+        await events.rest()
+    assert await house.metric(count) == before
+    await house.complete()
+    async with house.stream(PATH, prompt="Hi") as events:
+        await events.rest()
+    assert await house.metric(count) == before + 2
+
+
+async def test_error_events_are_counted_by_their_code(held: Held) -> None:
+    sample = 'requests_rejected_total{reason="stream_moved"}'
+    before = await held.house.metric(sample)
+    held.scheduler.send(Refused(held.request_id, ErrorCode.MOVED, "taken over"))
+    await held.events.rest()
+    assert await held.house.metric(sample) == before + 1
