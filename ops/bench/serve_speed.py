@@ -5,7 +5,8 @@
 Same weights, dtype, threads, prompts (cut from this repository's docs, 32 to 256 tokens) and output
 lengths (128 tokens, end of text ignored). Splitflap answers 1 and 32 clients in a closed loop over
 HTTP, streamed; transformers generates the same requests offline, one by one and as a left-padded
-batch of 32. The two take turns, each round; what is reported are medians and their ratios.
+batch of 32. The two take turns, each round; what is reported are medians and their ratios. (The
+idle server takes about 2 % of a core while the other runs.)
 """
 
 import argparse
@@ -78,19 +79,6 @@ class Server:
                 return answer.status == 200
         except OSError:
             return False
-
-    def pause(self) -> None:
-        """Stop all its processes, so that the other side has the machine to itself."""
-        self._signal_all(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Undo `pause`."""
-        self._signal_all(signal.SIGCONT)
-
-    def _signal_all(self, number: int) -> None:
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
-        for pid in children.split():
-            os.kill(int(pid), number)
 
     def stop(self) -> None:
         """Ctrl-C."""
@@ -185,17 +173,14 @@ def main() -> None:
         for round_number in range(wish.rounds):
             for clients, count in REQUESTS.items():
                 texts = prompts(count, seed=round_number)
-                ours.go_on()
                 if round_number == 0:
                     asyncio.run(closed_loop(ours.url, 1, texts[:1]))  # warm
                 mine = asyncio.run(closed_loop(ours.url, clients, texts))
-                ours.pause()
                 other = theirs.run(texts, batch=clients)
                 rows["splitflap"].setdefault(clients, []).append(mine)
                 rows["transformers"].setdefault(clients, []).append(other)
                 print(f"round {round_number + 1}, {clients} clients: {mine} | {other}", flush=True)
     finally:
-        ours.go_on()
         ours.stop()
     report(rows, ours.ready_s, threads, wish.json)
 
