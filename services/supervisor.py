@@ -24,7 +24,7 @@ from typing import Final
 import aiohttp
 
 from shared.errors import StartError
-from shared.links import MAX_IPC_PATH_BYTES
+from shared.links import MAX_IPC_PATH_BYTES, RUN_FOLDER_PREFIX
 from shared.logs import get_logger
 from shared.model_source import find_model
 from shared.settings import (
@@ -253,8 +253,8 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _socket_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="splitflap-"))
-    if len(str(folder) + _LONGEST_SOCKET_NAME) > MAX_IPC_PATH_BYTES:
+    folder = Path(tempfile.mkdtemp(prefix=RUN_FOLDER_PREFIX))
+    if len(os.fsencode(folder)) + len(_LONGEST_SOCKET_NAME) > MAX_IPC_PATH_BYTES:
         folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="splitflap-", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix=RUN_FOLDER_PREFIX, dir="/tmp"))
     return folder

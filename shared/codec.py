@@ -57,12 +57,15 @@ def decode(frame: bytes, accepted: Sequence[type[_Message]]) -> _Message:
         raise WireError("malformed", "not an envelope of version, tag and fields")
     version, tag, body = envelope
     if type(version) is not int or version != PROTOCOL_VERSION:
-        raise WireError("version", f"protocol version {version!r:.40}, not {PROTOCOL_VERSION}")
+        said = version if type(version) is int else type(version).__name__
+        raise WireError("version", f"protocol version {said}, not {PROTOCOL_VERSION}")
+    if type(tag) is not str:
+        raise WireError("unknown", f"a tag of type {type(tag).__name__}")
     for message_class in accepted:
         if message_class.__name__ == tag:
             break
     else:
-        raise WireError("unknown", f"tag {tag!r:.40} is not expected on this link")
+        raise WireError("unknown", f"tag {tag[:40]!r} is not expected on this link")
     _, from_wire = _coders(message_class)
     try:
         message: _Message = from_wire(body)

@@ -5,6 +5,7 @@ and reconnects by itself. Sends never block: `send` says whether the message was
 message of the link is dropped, counted and logged, and disturbs nothing.
 """
 
+import contextlib
 import fcntl
 import ipaddress
 import os
@@ -27,6 +28,7 @@ MAX_IPC_PATH_BYTES: Final = 107  # sun_path of a Unix socket, its closing zero a
 HIGH_WATER_MARK: Final = 4096  # messages queued for one peer
 LINGER_MS: Final = 500  # how long a closing socket tries to get its last messages out
 RECONNECT_MS: Final = 100
+RUN_FOLDER_PREFIX: Final = "splitflap-run-"  # folders of one `splitflap up`
 
 _log = get_logger("links")
 _In = TypeVar("_In")
@@ -205,9 +207,12 @@ class _IpcPath:
         self._lock = lock
 
     def release(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind, not even the folder of a run whose parent was killed."""
         self._path.unlink(missing_ok=True)
         self.unlock()
+        if self._path.parent.name.startswith(RUN_FOLDER_PREFIX):
+            with contextlib.suppress(OSError):  # the other socket is still in it
+                self._path.parent.rmdir()
 
     def unlock(self) -> None:
         """Leave only what was there before."""

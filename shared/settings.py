@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -29,7 +29,7 @@ CONFIG_VARIABLE: Final = ENV_PREFIX + "CONFIG"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 GiB: Final = 2**30
 
 
@@ -90,7 +90,7 @@ class GatewaySettings(CommonSettings):
         default_factory=lambda: _endpoint("requests.ipc"),
         description="where the scheduler listens for gateways (ipc:// or tcp:// on loopback)",
     )
-    max_body_bytes: Positive = Field(16 * 2**20, description="largest request body")
+    max_body_bytes: Positive = Field(4 * 2**20, description="largest request body")
     request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
     ping_interval_s: Seconds = Field(15.0, description="': ping' after so long without an event")
     shutdown_timeout: Seconds = Field(30.0, description="seconds for open streams to finish")
@@ -142,7 +142,9 @@ class ExecutorSettings(CommonSettings):
         None, description="bytes for the KV pool, instead of a share of what is free"
     )
     threads: Positive | None = Field(None, description="CPU threads; default: all cores")
-    toy_step_ms: float = Field(0.0, ge=0, description="how long a step of the toy model takes")
+    toy_step_ms: float = Field(
+        0.0, ge=0, le=60_000, description="how long a step of the toy model takes"
+    )
     metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
@@ -151,11 +153,18 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
 
     request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
-    metrics_port: None = Field(
-        None, description="not here: --scheduler-metrics-port and --executor-metrics-port"
+    metrics_port: Port | None = Field(
+        None, description="refused: each has its own, see the next two"
     )
     scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
     executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
+
+    @field_validator("metrics_port")
+    @classmethod
+    def _one_each(cls, port: Port | None) -> Port | None:
+        if port is not None:
+            raise ValueError("use --scheduler-metrics-port and --executor-metrics-port")
+        return port
 
 
 Settings = TypeVar("Settings", bound=CommonSettings)

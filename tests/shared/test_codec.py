@@ -83,6 +83,9 @@ HELLO = messages.Hello(7)
         (b"\x93\x01\xa5Hello\x91\xd4\x05\x00", "malformed"),  # an extension type
         (msgpack.packb([1, "Hello"]), "malformed"),
         (b"\x91" * 100_000, "malformed"),
+        (b"\x93" + b"\x91" * 1000 + b"\x90\xa5Hello\x90", "version"),
+        (b"\x93\x01" + b"\x91" * 1000 + b"\x90\x90", "unknown"),
+        (b"\x93\x01\xa5Hello" + b"\x91" * 1000 + b"\x90", "invalid"),
         (msgpack.packb([PROTOCOL_VERSION + 1, "Hello", [7]]), "version"),
         (msgpack.packb([True, "Hello", [7]]), "version"),
         (msgpack.packb([PROTOCOL_VERSION, "Goodbye", [7]]), "unknown"),

@@ -51,7 +51,14 @@ def check_submit(submit: Submit, limits: Limits) -> int:
         )
     for generated in submit.generated:
         check_vocabulary("generated", generated.token_ids, limits.vocab_size)
-    return _most_tokens(len(submit.prompt), submit.sampling.max_tokens, limits)
+    most = _most_tokens(len(submit.prompt), submit.sampling.max_tokens, limits)
+    if submit.sampling.min_tokens > most:
+        raise InvalidField(
+            "min_tokens",
+            f"is {submit.sampling.min_tokens}; beside a prompt of {len(submit.prompt)} tokens at "
+            f"most {most} can be generated",
+        )
+    return most
 
 
 def _check_not_yet(submit: Submit) -> None:

@@ -44,6 +44,14 @@ def test_r20_a_prompt_beyond_the_model_names_both_numbers(build):
     assert "16384" in refused(house).message
 
 
+@pytest.mark.parametrize("max_tokens", [None, 12])
+def test_more_min_tokens_than_can_be_is_refused(build, max_tokens):
+    house = build(64, 4, max_model_len=32)
+    house.submit("A", prompt=20, max_tokens=max_tokens, min_tokens=13)
+    assert refused(house).param == "min_tokens"
+    assert "12" in refused(house).message
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "is_taken"),
     [(20, 12, True), (20, 13, False), (31, 1, True), (31, None, True), (32, None, False),
