@@ -21,6 +21,7 @@ pytestmark = pytest.mark.model
 
 DATA: Final = Path(__file__).parents[2] / "data"
 LONGEST: Final = 48
+LONG: Final = 700
 NEAR_TIE: Final = 1e-4
 ALLOWED_MB_WHILE_LOADING: Final = 150
 
@@ -37,10 +38,14 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(prompts: list[list[int]]) -> list[Tensor]:
-    model = transformers_model()
+def reference() -> Any:
+    return transformers_model()
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any, prompts: list[list[int]]) -> list[Tensor]:
     with torch.inference_mode():
-        return [model(torch.tensor([ids])).logits[0] for ids in prompts]
+        return [reference(torch.tensor([ids])).logits[0] for ids in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +109,24 @@ def test_every_position_agrees(
     assert largest < 2e-3
     assert near_ties <= positions / 2000
     assert positions == sum(len(ids) for ids in prompts)
+
+
+def test_a_long_context_agrees_too(ours: Llama, reference: Any, prompts: list[list[int]]) -> None:
+    """Over two boundaries of the 256 keys that attention works through at a time."""
+    ids = [token_id for prompt in prompts for token_id in prompt][:LONG]
+    assert len(ids) == LONG
+    with torch.inference_mode():
+        wanted = reference(torch.tensor([ids])).logits[0]
+    largest, differing = 0.0, 0
+    for _, position, logits in Teacher(ours, [ids], 16).logits(40, largest_chunk=200):
+        largest = max(largest, float((logits - wanted[position]).abs().max()))
+        if logits.argmax() != wanted[position].argmax():
+            best = wanted[position].topk(2).values
+            assert best[0] - best[1] < NEAR_TIE, position
+            differing += 1
+    print(f"{LONG} tokens: {differing} near ties differ, largest logit difference {largest:.2e}")
+    assert largest < 2e-3
+    assert differing <= LONG / 2000
 
 
 def test_bfloat16_is_near_float32(prompts: list[list[int]], expected: list[Tensor]) -> None:
