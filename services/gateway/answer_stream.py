@@ -63,7 +63,7 @@ class AnswerStream:
     """One request's tokens. The link's half never blocks; the reader takes all there is at once.
 
     `submitted_to` is the scheduler life that has the request, since `submitted_at` (monotonic
-    seconds); `times_given_again` counts schedulers' losses of it without a token in between.
+    seconds); `times_given_again` counts its losses since a scheduler accepted it, or sent a token.
 
     Bounded by nature: a slow reader finds more tokens at its next turn, and no more than the
     request may generate (`max_tokens` or the context) are ever kept; a resubmission needs them.
@@ -156,8 +156,9 @@ class AnswerStream:
     # ------------------------------------------------------------------ the link's half
 
     def accepted(self, message: Accepted) -> None:
-        """The scheduler has taken the request."""
+        """The scheduler has taken the request (which may wait there for its first token)."""
         self._is_accepted = True
+        self.times_given_again = 0
         self._news.set()
 
     def arrived(self, run: TokenRun) -> bool:

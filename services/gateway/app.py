@@ -1,8 +1,11 @@
 """The gateway process: HTTP on one side, the scheduler on the other."""
 
 import asyncio
+import errno
 import logging
 import signal
+import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -10,6 +13,7 @@ from aiohttp import web
 
 from services.gateway import gauges
 from services.gateway.connection_clock import ClockTimes, clocked
+from services.gateway.http_connection import HttpConnection
 from services.gateway.link import SchedulerLink
 from services.gateway.middleware import around
 from services.gateway.readiness import LinkTimes
@@ -76,32 +80,26 @@ class Gateway:
     async def start(self) -> None:
         """Listen, and connect to the scheduler (which may come later).
 
-        Raises: StartError if the port is taken.
+        Raises: StartError if the host is none of ours or the port is taken.
         """
         app = web.Application(middlewares=[around], client_max_size=self._settings.max_body_bytes)
         self._routes.add_to(app)
         runner = web.AppRunner(
             app,
             access_log=None,
-            logger=_http_noise,
             handler_cancellation=True,
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=LINGERING_S,
             shutdown_timeout=_LAST_WORDS_S,
         )
         await runner.setup()
         self._runner = runner
         host, port = self._settings.host, self._settings.port
-        make_protocol = clocked(_protocol_of(runner), self._clock_times)
+        make_protocol = clocked(_protocols_of(runner), self._clock_times)
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 make_protocol, host, port, backlog=BACKLOG
             )
-        except OSError as error:
-            raise StartError(
-                f"cannot listen on {host}:{port} ({error.strerror}): choose another --port, or "
-                "stop what listens there"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            raise _cannot_listen(host, port, error) from error
         self._address = self._server.sockets[0].getsockname()[:2]
         self._link_task = asyncio.create_task(self._link.run(), name="scheduler link")
 
@@ -171,7 +169,29 @@ async def serve(settings: GatewaySettings) -> None:
         await gateway.close()
 
 
-def _protocol_of(runner: web.AppRunner) -> web.Server:
-    if runner.server is None:
+def _cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> StartError:
+    """UnicodeError: the host is not even a name."""
+    told = (isinstance(error, OSError) and error.strerror) or str(error)
+    if not isinstance(error, OSError) or isinstance(error, socket.gaierror):
+        advice = "give --host a name or an address of this machine"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        advice = "give --host an address of this machine"
+    else:
+        advice = "choose another --port, or stop what listens there"
+    return StartError(f"cannot listen on {host}:{port} ({told}): {advice}")
+
+
+def _protocols_of(runner: web.AppRunner) -> Callable[[], HttpConnection]:
+    """Makes a connection's HTTP protocol."""
+    server = runner.server
+    if server is None:
         raise RuntimeError("setup comes first")
-    return runner.server
+    loop = asyncio.get_running_loop()
+    return lambda: HttpConnection(
+        server,
+        loop=loop,
+        access_log=_http_noise,  # off; our middleware logs
+        logger=_http_noise,
+        keepalive_timeout=KEEPALIVE_S,
+        lingering_time=LINGERING_S,
+    )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from shared.errors import ErrorCode, RequestError
 from shared.messages import Finished, Refused
@@ -122,9 +122,45 @@ def of_http(error: web.HTTPException) -> Failure:
             message, code = f"this path takes {headers.get('Allow')}", "method_not_allowed"
         case 413:
             return too_large(None)
+        case 417:
+            return expectation_failed()
         case _:
             message, code = error.reason, "bad_request"
     return Failure(error.status, message, code, headers=headers)
+
+
+def of_bad_http(error: http_exceptions.HttpProcessingError) -> Failure:
+    """Bytes that are no HTTP request; only what is ours or the parser's is repeated."""
+    match error:
+        case http_exceptions.ContentEncodingError():
+            return unsupported_encoding()
+        case http_exceptions.LineTooLong(args=(_, limit, *_)):
+            message = f"a line of the request's head is over {limit} bytes; shorten it"
+        case http_exceptions.InvalidURLError():
+            message = "the request's URL cannot be read"
+        case http_exceptions.BadStatusLine():
+            message = "the request line cannot be read: this server speaks HTTP/1.1, without TLS"
+        case _:
+            told = error.message.partition("\n")[0].partition(":")[0]  # the client's bytes follow
+            message = f"the request is no HTTP/1.1 that can be read ({told})"
+    return Failure(400, message, "bad_request", close=True)
+
+
+def unsupported_encoding() -> Failure:
+    """A body that is compressed in a way we have no means to undo."""
+    return Failure(
+        415,
+        "this Content-Encoding is not taken: send gzip, deflate or none",
+        "unsupported_media_type",
+        close=True,
+    )
+
+
+def expectation_failed() -> Failure:
+    """An `Expect` that nobody knows."""
+    return Failure(
+        417, "of Expect, only 100-continue is known; leave it out", "expectation_failed", close=True
+    )
 
 
 def too_large(limit: int | None) -> Failure:

@@ -120,6 +120,7 @@ class Generation:
             _log.exception("stream_failed", request_id=self.answer.request_id)
             failed = failures.internal()
         if failed is not None:
+            failed.message, failed.param = self.call.in_client_words(failed.message, failed.param)
             gauges.REQUESTS_REJECTED.labels(reason=failed.code).inc()
             closing = sse.event(failed.fields)
         await response.write(closing + sse.DONE)

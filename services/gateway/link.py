@@ -47,7 +47,7 @@ _RESUMED: Final = Counter(
     registry=REGISTRY,
 )
 
-MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a token in between
+MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a sign that it was taken in between
 
 _log = get_logger("link")
 

@@ -5,19 +5,22 @@ known but not honoured yet. null means absent. Values that ask for nothing (`n: 
 `frequency_penalty: 0`) are honoured by doing nothing.
 """
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from services.gateway.field_errors import explained, written
 from services.gateway.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from shared.errors import InvalidField, RequestError, Unsupported
+from shared.errors import InvalidField, Unsupported
 from shared.sampling import MAX_STOP_TOKEN_IDS, DrawParams, SamplingParams
 
 INT32_MAX: Final = 2**31 - 1
-MAX_MESSAGES: Final = 10_000
+MAX_MESSAGES: Final = 4096
+MAX_METADATA: Final = 16  # OpenAI's
 COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's and vLLM's default for /v1/completions
 
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
@@ -65,7 +68,7 @@ class Call:
     """One request as the gateway means to carry it out.
 
     `prompt` is a completion's text, or None for a chat, which has `messages` instead. `model` None
-    is the model that is served.
+    is the model that is served. `max_tokens_name` is what the client calls `sampling.max_tokens`.
     """
 
     model: str | None
@@ -76,6 +79,15 @@ class Call:
     stream: bool
     include_usage: bool
     echo: bool
+    max_tokens_name: str
+
+    def in_client_words(self, message: str, param: str | None) -> tuple[str, str | None]:
+        """An error's message and param that speak of our fields, in the client's names."""
+        if param == "prompt" and self.prompt is None:
+            param = "messages"  # the prompt is made of them
+        if param == "max_tokens":
+            param = self.max_tokens_name
+        return re.sub(r"\bmax_tokens\b", self.max_tokens_name, message), param
 
 
 class _Strict(BaseModel):
@@ -94,6 +106,7 @@ class _Message(_Strict):
 
 
 _Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+_Int32 = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
 
 
 class _Body(_Strict):
@@ -106,10 +119,10 @@ class _Body(_Strict):
     top_p: float = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
     min_p: float = 0.0
-    n: int = 1
+    n: _Int32 = 1
     seed: int | None = None
     stop: list[str] = []
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: list[_Int32] = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: _StreamOptions | None = None
@@ -123,8 +136,17 @@ class _Completion(_Body):
 
 
 class _Chat(_Body):
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[_Message], Field(min_length=1), FailFast()]
     max_completion_tokens: _Count | None = None
+
+
+_MOST: Final = (
+    ("stop", MAX_STOP_STRINGS, "strings"),
+    ("stop_token_ids", MAX_STOP_TOKEN_IDS, "ids"),
+    ("messages", MAX_MESSAGES, "messages"),
+    ("metadata", MAX_METADATA, "pairs"),
+)
+"""Checked before anything looks at the items."""
 
 
 def parse_completion(fields: dict[str, Any]) -> Call:
@@ -137,11 +159,12 @@ def parse_completion(fields: dict[str, Any]) -> Call:
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise InvalidField("max_tokens", "must be at least 1 (0 only with echo)")
-    return _call(body, max_tokens, prompt=body.prompt, echo=body.echo)
+    return _call(body, max_tokens, "max_tokens", prompt=body.prompt, echo=body.echo)
 
 
 def parse_chat(fields: dict[str, Any]) -> Call:
     """A body of POST /v1/chat/completions. Raises: InvalidField or Unsupported."""
+    _check_sizes(fields)
     _refuse_parts(fields.get("messages"))
     body = _validate(_Chat, fields)
     if None not in (body.max_tokens, body.max_completion_tokens) and (
@@ -151,17 +174,19 @@ def parse_chat(fields: dict[str, Any]) -> Call:
             "max_completion_tokens",
             f"is {body.max_completion_tokens}, but max_tokens is {body.max_tokens}; give one",
         )
-    max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
+    max_tokens, name = body.max_tokens, "max_tokens"
+    if max_tokens is None and body.max_completion_tokens is not None:
+        max_tokens, name = body.max_completion_tokens, "max_completion_tokens"
     if max_tokens == 0:
-        name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
         raise InvalidField(name, "must be at least 1")
     messages = tuple([message.model_dump() for message in body.messages])
-    return _call(body, max_tokens, messages=messages)
+    return _call(body, max_tokens, name, messages=messages)
 
 
 def _call(
     body: _Body,
     max_tokens: int | None,
+    max_tokens_name: str,
     *,
     prompt: str | None = None,
     messages: tuple[dict[str, str], ...] = (),
@@ -192,12 +217,11 @@ def _call(
         stream=body.stream,
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         echo=echo,
+        max_tokens_name=max_tokens_name,
     )
 
 
 def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidField("stop", f"has {len(strings)} strings; at most {MAX_STOP_STRINGS}")
     for index, string in enumerate(strings):
         if not string:
             raise InvalidField(f"stop[{index}]", "is empty; every text would stop at once")
@@ -207,6 +231,13 @@ def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
                 f"has {len(string)} characters; at most {MAX_STOP_CHARACTERS}",
             )
     return tuple(dict.fromkeys(strings))
+
+
+def _check_sizes(fields: dict[str, Any]) -> None:
+    for name, most, items in _MOST:
+        value = fields.get(name)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise InvalidField(name, f"takes at most {most} {items}, not {len(value)}")
 
 
 def _refuse_parts(messages: Any) -> None:
@@ -223,40 +254,59 @@ _BodyT = TypeVar("_BodyT", bound=_Body)
 
 
 def _validate(model: type[_BodyT], fields: dict[str, Any]) -> _BodyT:
+    _check_sizes(fields)
     try:
         return model.model_validate(_cleaned(model, fields))
     except ValidationError as error:
-        raise _explained(error) from None
+        raise explained(error) from None
 
 
 def _cleaned(model: type[_Body], fields: dict[str, Any]) -> dict[str, Any]:
-    """Without nulls and neutral values; a lone stop string as a list."""
+    """Without nulls and neutral values; a lone stop string as a list.
+
+    The first unknown name ends it: pydantic would make an error of each.
+    """
     kept = {}
-    for name, value in _without_nulls(fields).items():
+    for name, value in fields.items():
+        if value is None:
+            continue
         if name not in model.model_fields:
             if any(_same(value, neutral) for neutral in NEUTRAL.get(name, ())):
                 continue
             if name in NEUTRAL or name in REFUSED:
                 raise Unsupported(name)
+            raise _unknown(name)
         kept[name] = value
     if isinstance(kept.get("stop"), str):
         kept["stop"] = [kept["stop"]]
-    return kept
-
-
-def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in fields.items() if value is not None}
-    for name in ("stream_options",):
-        if isinstance(kept.get(name), dict):
-            kept[name] = _without_nulls(kept[name])
-            if _same(kept[name].get("continuous_usage_stats"), False):
-                del kept[name]["continuous_usage_stats"]
-    if isinstance(kept.get("messages"), list):
+    if isinstance(options := kept.get("stream_options"), dict):
+        if _same(options.get("continuous_usage_stats"), False):
+            options = {k: v for k, v in options.items() if k != "continuous_usage_stats"}
+        kept["stream_options"] = _cleaned_inside(_StreamOptions, options, "stream_options")
+    if isinstance(messages := kept.get("messages"), list):
         kept["messages"] = [
-            _without_nulls(message) if isinstance(message, dict) else message
-            for message in kept["messages"]
+            _cleaned_inside(_Message, message, "messages", index)
+            if isinstance(message, dict)
+            else message
+            for index, message in enumerate(messages)
         ]
     return kept
+
+
+def _cleaned_inside(
+    model: type[_Strict], fields: dict[str, Any], *where: str | int
+) -> dict[str, Any]:
+    kept = {name: value for name, value in fields.items() if value is not None}
+    for name in kept:
+        if name in _REFUSED_INSIDE:
+            raise Unsupported(written(*where, name))
+        if name not in model.model_fields:
+            raise _unknown(*where, name)
+    return kept
+
+
+def _unknown(*path: str | int) -> InvalidField:
+    return InvalidField(written(*path), "is not a field of this endpoint; leave it out")
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -269,34 +319,3 @@ _REFUSED_INSIDE: Final = frozenset(
      "reasoning_content", "continuous_usage_stats", "include_obfuscation")
 )  # fmt: skip
 """Fields of messages and stream options that OpenAI or vLLM have and this server has not."""
-
-
-def _explained(error: ValidationError) -> RequestError:
-    """The first problem, in our words."""
-    problem = error.errors(include_url=False, include_context=True)[0]
-    path = ""
-    for part in problem["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    given = problem["input"]
-    match problem["type"]:
-        case "extra_forbidden":
-            if len(problem["loc"]) > 1 and problem["loc"][-1] in _REFUSED_INSIDE:
-                return Unsupported(path)
-            return InvalidField(path, "is not a field of this endpoint; leave it out")
-        case "missing":
-            return InvalidField(path, "is required")
-        case "literal_error" if path.endswith(".role") and given in ("tool", "developer"):
-            return Unsupported(path, f"{given!r} is not supported by this server yet")
-        case kind:
-            said = problem["msg"][0].lower() + problem["msg"][1:]
-            said = said.replace("input should", "should").replace("list should", "should")
-            if kind.endswith("_type"):
-                return InvalidField(path, f"{said}, not {_name(given)}")
-            shown = f", not {given!r:.60}" if isinstance(given, int | float | str) else ""
-            return InvalidField(path, said + shown)
-
-
-def _name(value: Any) -> str:
-    names = {bool: "a boolean", int: "an integer", float: "a fraction", str: "a string",
-             list: "a list", dict: "an object", type(None): "null"}  # fmt: skip
-    return names[type(value)]

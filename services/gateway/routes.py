@@ -3,10 +3,11 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from services.gateway import failures, openai, sse
 from services.gateway.answers import Answer, Endpoint, new_request_id
@@ -28,6 +29,7 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The client's X-Request-Id, or one of ours: echoed, never used inside."""
 
 _COUNT_BELOW_BYTES: Final = 2**20
+_PARSE_AT_ONCE_BYTES: Final = 2**16  # some milliseconds; larger bodies are read in a thread
 
 
 class PromptFarTooLong(RequestError):
@@ -72,8 +74,8 @@ class Routes:
 
     def add_to(self, app: web.Application) -> None:
         """Register all paths."""
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_post("/v1/chat/completions", self.chat_completions)
+        app.router.add_post("/v1/completions", self.completions, expect_handler=_expect)
+        app.router.add_post("/v1/chat/completions", self.chat_completions, expect_handler=_expect)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/version", self.version)
@@ -86,24 +88,28 @@ class Routes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        call = openai.parse_completion(await self._read(request))
+        call = await self._read(request, openai.parse_completion)
         return await self._answer(request, call, "completion")
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        call = openai.parse_chat(await self._read(request))
+        call = await self._read(request, openai.parse_chat)
         if self._chat is None:
             raise InvalidField(
                 "messages", "this model has no chat template; use /v1/completions with a prompt"
             )
-        try:
-            return await self._answer(request, call, "chat")
-        except (failures.Failure, RequestError) as error:
-            if error.param == "prompt":
-                error.param = "messages"  # the prompt is made of them
-            raise
+        return await self._answer(request, call, "chat")
 
     async def _answer(
+        self, request: web.Request, call: openai.Call, endpoint: Endpoint
+    ) -> web.StreamResponse:
+        try:
+            return await self._carry_out(request, call, endpoint)
+        except (failures.Failure, RequestError) as error:
+            error.message, error.param = call.in_client_words(error.message, error.param)
+            raise
+
+    async def _carry_out(
         self, request: web.Request, call: openai.Call, endpoint: Endpoint
     ) -> web.StreamResponse:
         model = self._served(call.model, "model")
@@ -140,12 +146,36 @@ class Routes:
             raise PromptTooLong(len(prompt), max_model_len, call.sampling.max_tokens or 0)
         return prompt
 
-    async def _read(self, request: web.Request) -> dict[str, Any]:
-        """The request's JSON object. Raises: Failure or MalformedBody."""
+    async def _read(
+        self, request: web.Request, parse: Callable[[dict[str, Any]], openai.Call]
+    ) -> openai.Call:
+        """What the request's body asks. Raises: Failure or RequestError."""
+        self._check_head(request)
+        try:
+            async with asyncio.timeout(self._limits.read_timeout_s):
+                await _continue(request)
+                body = await request.read()
+        except TimeoutError:
+            raise failures.read_timeout(self._limits.read_timeout_s) from None
+        except web.HTTPRequestEntityTooLarge:
+            raise failures.too_large(self._limits.max_body_bytes) from None
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise failures.Failure(
+                400,
+                "the body cannot be read: its length, its chunks or its compression is broken",
+                "bad_request",
+                close=True,
+            ) from error
+        if len(body) <= _PARSE_AT_ONCE_BYTES:
+            return parse(parse_object(body))
+        return await asyncio.to_thread(lambda: parse(parse_object(body)))
+
+    def _check_head(self, request: web.Request) -> None:
+        """Refuse a body by what its head says. Raises: Failure."""
         if request.content_type != "application/json":
             raise failures.Failure(
                 415,
-                f"Content-Type is {request.headers.get('Content-Type', 'missing')[:100]!r}: send "
+                f"Content-Type is {request.headers.get('Content-Type', 'missing')[:64]!r}: send "
                 "application/json",
                 "unsupported_media_type",
             )
@@ -154,21 +184,12 @@ class Routes:
             raise failures.Failure(
                 415, f"charset {charset[:40]!r}: send UTF-8", "unsupported_media_type"
             )
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            raise failures.unsupported_encoding()
         limit = self._limits.max_body_bytes
         if request.content_length is not None and request.content_length > limit:
             raise failures.too_large(limit)
-        try:
-            async with asyncio.timeout(self._limits.read_timeout_s):
-                body = await request.read()
-        except TimeoutError:
-            raise failures.read_timeout(self._limits.read_timeout_s) from None
-        except web.HTTPRequestEntityTooLarge:
-            raise failures.too_large(limit) from None
-        except (web.RequestPayloadError, ConnectionError) as error:
-            raise failures.Failure(
-                400, f"the body cannot be read: {str(error)[:200]}", "bad_request", close=True
-            ) from error
-        return parse_object(body)
 
     def _served(self, model: str | None, param: str) -> str:
         """The name to answer with. Raises: Failure 404 for a model that is not served."""
@@ -235,6 +256,21 @@ class Routes:
     async def live(self, _request: web.Request) -> web.Response:
         """GET /health/live: this process answers."""
         return web.json_response({"status": "live"})
+
+
+async def _expect(_request: web.Request) -> None:
+    """Nothing yet: `_read` asks for the body once the head has passed."""
+
+
+async def _continue(request: web.Request) -> None:
+    """Tell a client that asks first to send its body. Raises: Failure for any other `Expect`."""
+    expect = request.headers.get("Expect", "").lower()
+    if not expect or request.version < HttpVersion11:
+        return
+    if expect != "100-continue":
+        raise failures.expectation_failed()
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # it is no part of the answer
 
 
 def _outcome(generation: Generation) -> dict[str, Any]:

@@ -197,6 +197,17 @@ async def test_a_request_lost_again_and_again_ends_with_an_error(held: Held) -> 
     assert len(held.scheduler.of(Submit)) == 4
 
 
+async def test_a_request_that_only_waits_survives_any_number_of_losses(held: Held) -> None:
+    """It has no token to show for it, but each scheduler life took it."""
+    await held.events.frame()
+    for count in range(2, 9):
+        del held.scheduler.logs[held.request_id]
+        await held.scheduler.submitted(count)
+    held.run("ab")
+    held.finish()
+    assert text_of(await held.events.rest()) == "ab"
+
+
 async def test_a_refusal_of_a_request_given_again_is_believed(held: Held) -> None:
     full = Refused("", ErrorCode.QUEUE_FULL, "256 requests wait already")
     await held.events.frame()

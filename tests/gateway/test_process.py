@@ -38,6 +38,14 @@ async def test_a_busy_port_is_a_start_error_that_names_it(tmp_path: Path) -> Non
             await serve(settings)
 
 
+@pytest.mark.parametrize("host", ["::1%nowhere", "a..b", "192.0.2.1"])
+async def test_a_host_that_is_none_is_a_start_error_about_the_host(tmp_path, host: str) -> None:
+    settings = GatewaySettings(model="toy", host=host, request_endpoint=f"ipc://{tmp_path}/r")
+    with pytest.raises(StartError, match=r"--host") as caught:
+        await serve(settings)
+    assert "--port" not in str(caught.value)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals) -> None:
     port = free_port()
