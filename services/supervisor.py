@@ -245,6 +245,8 @@ def _check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except (socket.gaierror, UnicodeError) as error:
+            raise StartError(f"--host {host}: is no address of this machine ({error})") from error
         except OSError as error:
             raise StartError(
                 f"cannot listen on {host}:{port} ({error.strerror}); "

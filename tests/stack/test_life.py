@@ -138,6 +138,8 @@ def test_a_model_length_that_cannot_fit_ends_the_start_with_numbers(tmp_path):
         ("gateway", ["--request-endpoint", "nonsense"], "use ipc"),
         ("executor", ["--step-endpoint", "tcp://10.1.2.3:5555"], "loopback"),
         ("up", ["--metrics-port", "9000"], "--scheduler-metrics-port"),
+        ("up", ["--model", "toy", "--host", "a..b"], "--host a..b: is no address"),
+        ("up", ["--model", "toy", "--host", "nonsense.invalid"], "--host nonsense.invalid"),
         ("fly", [], "no such command"),
     ],
 )
