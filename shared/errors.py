@@ -56,8 +56,10 @@ class Unsupported(RequestError):
 
     code = ErrorCode.UNSUPPORTED
 
-    def __init__(self, param: str, message: str = "is not supported by this server yet") -> None:
-        super().__init__(f"{param} {message}; leave it out", param)
+    def __init__(
+        self, param: str, message: str = "is not supported by this server yet; leave it out"
+    ) -> None:
+        super().__init__(f"{param} {message}", param)
 
 
 class PromptTooLong(RequestError):
@@ -69,8 +71,8 @@ class PromptTooLong(RequestError):
         asked = f" and {max_tokens} more were asked for" if max_tokens else ""
         fit = "at most" if max_tokens else "with one token to generate, fewer than"
         super().__init__(
-            f"prompt has {num_tokens} tokens{asked}; {fit} {max_model_len} fit: "
-            f"shorten it{', lower max_tokens,' if max_tokens else ''} or raise --max-model-len",
+            f"prompt has {num_tokens} tokens{asked}; {fit} {max_model_len} fit "
+            f"(--max-model-len): shorten it{' or lower max_tokens' if max_tokens else ''}",
             "max_tokens" if max_tokens and num_tokens < max_model_len else "prompt",
         )
 

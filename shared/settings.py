@@ -153,9 +153,7 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
 
     request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
-    metrics_port: Port | None = Field(
-        None, description="refused: each has its own, see the next two"
-    )
+    metrics_port: Port | None = Field(None, description="refused here: use the two below")
     scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
     executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
 

@@ -134,6 +134,8 @@ class Executor:
         gib = 2**30
         _log.info(
             str(plan),
+            blocks=plan.num_blocks, block_size=plan.block_size, tokens=plan.num_tokens,
+            max_model_len=plan.max_model_len,
             pool_gib=round(plan.pool_bytes / gib, 2), free_gib=round(free_bytes / gib, 2),
         )  # fmt: skip
         return plan

@@ -1,7 +1,9 @@
 """One request from its prompt to its last byte: submit, text, events, end."""
 
+import json
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -18,6 +20,7 @@ from shared.messages import Finished, Submit
 from shared.sampling import FinishReason
 
 _log = get_logger("generation")
+_readable_json = partial(json.dumps, ensure_ascii=False)
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class Generation:
         endings = [choice.ending for choice in self._choices if choice.ending is not None]
         fields = self.answer.whole(list(zip(texts, endings, strict=True)), self._usage())
         self._observe_end()
-        return web.json_response(fields)
+        return web.json_response(fields, dumps=_readable_json)
 
     # ------------------------------------------------------------------ as a stream
 

@@ -48,21 +48,22 @@ async def _answered(request: web.Request, handler: _Handler) -> web.StreamRespon
     try:
         return await handler(request)
     except Failure as failure:
-        return _failed(failure)
+        return _failed(request, failure)
     except RequestError as error:
-        return _failed(failures.of_request_error(error))
+        return _failed(request, failures.of_request_error(error))
     except web.HTTPException as error:
-        return _failed(failures.of_http(error))
+        return _failed(request, failures.of_http(error))
     except ConnectionError:
         raise
     except Exception:
         _log.exception("request_failed", path=request.path[:200])
         if request.writer.output_size > 0:  # an answer has begun: it can only break off
             raise
-        return _failed(failures.internal())
+        return _failed(request, failures.internal())
 
 
-def _failed(failure: Failure) -> web.Response:
+def _failed(request: web.Request, failure: Failure) -> web.Response:
+    request[OUTCOME] = {"code": failure.code, "param": failure.param}
     gauges.REQUESTS_REJECTED.labels(reason=failure.code).inc()
     return failure.response()
 

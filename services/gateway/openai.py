@@ -62,6 +62,8 @@ REFUSED: Final = frozenset(
 )  # fmt: skip
 """Fields of OpenAI or vLLM that this endpoint does not have (yet), whatever their value."""
 
+_ELSEWHERE: Final = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -273,6 +275,8 @@ def _cleaned(model: type[_Body], fields: dict[str, Any]) -> dict[str, Any]:
         if name not in model.model_fields:
             if any(_same(value, neutral) for neutral in NEUTRAL.get(name, ())):
                 continue
+            if name in _ELSEWHERE:
+                raise Unsupported(name, f"belongs to {_ELSEWHERE[name]}; leave it out here")
             if name in NEUTRAL or name in REFUSED:
                 raise Unsupported(name)
             raise _unknown(name)

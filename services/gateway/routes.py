@@ -40,7 +40,7 @@ class PromptFarTooLong(RequestError):
     def __init__(self, least_tokens: int, max_model_len: int) -> None:
         super().__init__(
             f"prompt has at least {least_tokens} tokens; with one token to generate, fewer than "
-            f"{max_model_len} fit: shorten it or raise --max-model-len",
+            f"{max_model_len} fit (--max-model-len): shorten it",
             "prompt",
         )
 

@@ -280,7 +280,10 @@ class SchedulerServer:
                     f"Running: {self.core.num_running} reqs, "
                     f"Swapped: {self.core.num_swapped} reqs, "
                     f"Waiting: {self.core.num_waiting} reqs, "
-                    f"GPU KV cache usage: {100 * usage.used_share:.1f}%"
+                    f"GPU KV cache usage: {100 * usage.used_share:.1f}%",
+                    prompt_tokens_per_s=round(prompt, 1),
+                    generation_tokens_per_s=round(generated, 1),
+                    kv_cache_usage=round(usage.used_share, 4),
                 )
             before = after
 

@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from tests.stack.client import complete, stream
 from tests.stack.stack import ROOT, fetch, free_port, start, until
 
 pytestmark = pytest.mark.stack
@@ -38,6 +39,17 @@ def test_the_end_of_up_leaves_no_child_and_no_socket(tmp_path, number):
     status = stack.stop(number)
     assert status == (0 if number != signal.SIGKILL else -signal.SIGKILL)
     until(lambda: all(map(is_gone, children.values())), "children gone")
+    until(lambda: [path.name for path in tmp_path.iterdir()] == ["log.txt"], "nothing left")
+
+
+def test_a_second_signal_does_not_wait_for_open_streams(tmp_path):
+    stack = start(tmp_path, "--model", "toy", "--toy-step-ms", "50", "--shutdown-timeout", "600")
+    pieces = stream(stack, prompt="long", max_tokens=4000, ignore_eos=True)
+    next(pieces)
+    stack.process.send_signal(signal.SIGINT)
+    until(lambda: "draining" in stack.log.read_text(), "the first signal lets the stream go on")
+    next(pieces)
+    assert stack.stop(signal.SIGINT) == 0
     until(lambda: [path.name for path in tmp_path.iterdir()] == ["log.txt"], "nothing left")
 
 
@@ -154,8 +166,6 @@ def test_what_cannot_start_says_why(command, flags, complaint):
 def test_a_child_that_dies_is_started_again_and_a_stream_goes_on(tmp_path):
     stack = start(tmp_path, "--model", "toy", "--toy-step-ms", "20")
     try:
-        from tests.stack.client import complete, stream
-
         wish = {"prompt": "over and over", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
         whole = complete(stack, **wish)["choices"][0]["text"]
         pieces = stream(stack, **wish)

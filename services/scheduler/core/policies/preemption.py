@@ -11,7 +11,11 @@ class Victim(Protocol):
     """Chooses who gives way."""
 
     def of(self, running: Line) -> Request:
-        """The victim among the running requests (at least one)."""
+        """The victim among the running requests (at least one).
+
+        Never one that comes before the request that asks: the planner walks them in order, so
+        that one has its row in the plan already (law 2 breaks).
+        """
 
 
 class LatestFirst:
@@ -29,7 +33,7 @@ class Preemption(Protocol):
     """Decides what becomes of a victim's blocks."""
 
     def mode(self, victim: Request) -> PreemptionMode:
-        """How this victim gives way."""
+        """How this victim gives way. Only RECOMPUTE is built yet: the planner refuses SWAP."""
 
 
 class Recompute:
