@@ -1,5 +1,7 @@
 """How the processes start, find one another, and end."""
 
+import itertools
+import json
 import os
 import signal
 import socket
@@ -23,10 +25,10 @@ def is_gone(process):
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def splitflap(command, *flags, **more):
+def splitflap(command, *flags, log=subprocess.PIPE, **more):
     return subprocess.Popen(
         [sys.executable, "-m", "services.cli", command, *flags],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more,
+        cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True, **more,
     )  # fmt: skip
 
 
@@ -69,30 +71,37 @@ def test_two_stacks_on_one_machine_do_not_meet(tmp_path):
             stack.stop()
 
 
-def test_the_processes_wait_for_one_another_in_any_order(tmp_path):
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["gateway", "scheduler", "executor"]))
+)
+def test_the_processes_wait_for_one_another_in_any_order(tmp_path, order):
     requests, steps = f"ipc://{tmp_path}/requests.ipc", f"ipc://{tmp_path}/steps.ipc"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    gateway = splitflap(
-        "gateway", "--model=toy", f"--port={port}", f"--request-endpoint={requests}"
-    )
-    started = [gateway]
+    flags = {
+        "gateway": ["--model=toy", f"--port={port}", f"--request-endpoint={requests}"],
+        "scheduler": [f"--request-endpoint={requests}", f"--step-endpoint={steps}"],
+        "executor": ["--model=toy", f"--step-endpoint={steps}"],
+    }
+    said = {
+        "gateway": lambda: fetch(url + "/health/live")[0] == 200,
+        "scheduler": lambda: (tmp_path / "steps.ipc").is_socket(),
+        "executor": lambda: "executor_ready" in (tmp_path / "executor.txt").read_text(),
+    }
+    started = []
     try:
-        until(lambda: fetch(url + "/health/live")[0] == 200, "the gateway lives")
-        status, body = fetch(url + "/health/ready")
-        assert (status, "scheduler" in body) == (503, True)
-        started.append(splitflap("executor", "--model=toy", f"--step-endpoint={steps}"))
-        assert fetch(url + "/health/ready")[0] == 503
-        started.append(
-            splitflap("scheduler", f"--request-endpoint={requests}", f"--step-endpoint={steps}")
-        )
+        for name in order:
+            if "gateway" in order[: len(started)]:
+                status, body = fetch(url + "/health/ready")
+                assert (status, "waiting" in json.loads(body)["phase"]) == (503, True)
+            with (tmp_path / f"{name}.txt").open("w") as log:
+                started.append(splitflap(name, *flags[name], log=log))
+            until(said[name], f"{name} has come up")
         until(lambda: fetch(url + "/health/ready")[0] == 200, "ready once all are there")
     finally:
         for process in started:
             process.terminate()
         assert [process.wait(30) for process in started] == [0] * len(started)
-        for process in started:
-            process.stdout.close()
     assert sockets_in(tmp_path) == []
 
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 
 from tests.stack.client import complete, stream
@@ -29,6 +30,25 @@ def test_it_says_paris_piece_by_piece(real):
     pieces = list(stream(real, "/v1/chat/completions", **FRANCE, temperature=0, max_tokens=30))
     assert "Paris" in "".join(pieces)
     assert len(pieces) > 4
+
+
+def test_its_start_was_told_by_phase(real):
+    said = real.log.read_text()
+    assert "loading weights" in said
+    assert "pool: 40 blocks of 16 tokens = 640 tokens, 1.2 requests of 512" in said
+
+
+def test_the_official_client_reads_its_stream(real):
+    with openai.OpenAI(base_url=real.url + "/v1", api_key="none") as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="smollm2-135m-instruct", **FRANCE, temperature=0, max_tokens=30, stream=True,
+                stream_options={"include_usage": True},
+            )
+        )  # fmt: skip
+    assert "Paris" in "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage.completion_tokens > 4
 
 
 def test_it_gives_way_and_comes_back(real):
