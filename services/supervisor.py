@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -59,10 +59,8 @@ class _Child:
     flags: list[str]
     grace_s: float = _KILL_AFTER_S
     process: asyncio.subprocess.Process | None = None
-    starts: int = field(default=0)
 
     async def start(self) -> asyncio.subprocess.Process:
-        self.starts += 1
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

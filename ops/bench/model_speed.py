@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,8 +132,8 @@ def compare(
         run(2)
     for _ in range(repeats):
         for name, run in runs.items():
-            first[name].append(seconds(lambda run=run: run(1)))  # type: ignore[misc]
-            whole[name].append(seconds(lambda run=run: run(new_tokens)))  # type: ignore[misc]
+            first[name].append(seconds(partial(run, 1)))
+            whole[name].append(seconds(partial(run, new_tokens)))
     rates, steps = {}, {}
     for name in runs:
         total, one = statistics.median(whole[name]), statistics.median(first[name])
