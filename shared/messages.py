@@ -39,6 +39,20 @@ class Heartbeat:
     streams: tuple[StreamPosition, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities (raw distribution) of one place in a text.
+
+    `chosen` is the token that stands there and `rank` its rank (1 is the likeliest); `top_ids` are
+    the likeliest tokens, best first, of equals the smaller id first, and `top` theirs.
+    """
+
+    chosen: float
+    rank: int
+    top_ids: Ids = ()
+    top: tuple[float, ...] = ()
+
+
 # --------------------------------------------------------------------------- request link, up
 
 
@@ -51,18 +65,24 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSequence:
-    """What one sequence of a resubmitted request has delivered already."""
+    """What one sequence of a resubmitted request has delivered already.
+
+    `logprobs` has an entry a token if the request asks for them.
+    """
 
     token_ids: Ids
     finish: FinishReason | None = None
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Generate for `prompt`; with `generated`, go on from there (after a scheduler restart).
 
+    `prompt_logprobs` are those of prompt[1:], if they were asked for and delivered already.
     `context` is the gateway's own, given back by `Attached`; `key_hash` guards it. `age_s` is how
-    long ago the client asked; it restores the place in the queue and the deadline.
+    long ago the client asked; it restores the place in the queue and the deadline. `resubmitted`
+    says that an earlier scheduler life had accepted the request: no queue limit refuses it now.
     """
 
     request_id: RequestId
@@ -75,6 +95,8 @@ class Submit:
     age_s: float = 0.0
     context: bytes = b""
     key_hash: bytes = b""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    resubmitted: bool = False
 
 
 class CancelReason(StrEnum):
@@ -136,23 +158,20 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """Log-probabilities (raw distribution) of one position: the chosen token and the top ones."""
-
-    chosen: float
-    top_ids: Ids
-    top: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TokenRun:
-    """New tokens of one sequence; `start` is the index of the first among those generated."""
+    """New tokens of one sequence; `start` is the index of the first among those generated.
+
+    `logprobs` has an entry a token if the request asks for them. `prompt_logprobs`, those of
+    prompt[1:], come with every run of sequence 0 that starts at 0 if the request asks for them;
+    where nothing is to be generated such a run has no tokens.
+    """
 
     request_id: RequestId
     sequence: int
     start: int
     token_ids: Ids
     logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +241,7 @@ class Attached:
     prompt: Ids
     sequences: tuple[AttachedSequence, ...]
     cached_tokens: int = 0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 # --------------------------------------------------------------------------- step link, down
@@ -268,8 +288,9 @@ class Sample:
     reported, of the raw distribution.
 
     `index` is the sequence's number within its request; the draw is a function of (`seed`,
-    `index`, position in the sequence, prompt included). `history` (prompt first,
-    `num_prompt` of it) is sent only when a penalty is on. Beam rows set `draw` None and `num_top`.
+    `index`, position in the sequence, prompt included). `history` is all tokens before the draw,
+    prompt first (`num_prompt` of it), sent only when `draw.needs_history`; where the row says
+    PREVIOUS its last entry is PREVIOUS too. Beam rows set `draw` None and `num_top`.
     """
 
     sequence_id: SequenceId
@@ -282,12 +303,28 @@ class Sample:
     num_top: int | None = None
 
 
+MAX_SCORED_TOKENS: Final = 256
+"""Most tokens that the scores of one plan may ask for: each needs logits of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Report the log-probability of token_ids[i] as the token after position first_position + i.
+
+    With each the `num_top` likeliest at its place (0 or more). The positions are the row's own.
+    """
+
+    first_position: int
+    token_ids: Ids
+    num_top: int
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Compute `token_ids` of one sequence at `first_position`...; then draw its `samples`.
 
-    `block_table` covers every place up to the last of these tokens. `prompt_logprobs` asks for the
-    log-probabilities of every position of the row.
+    `block_table` covers every place up to the last of these tokens. `score` asks for
+    log-probabilities of tokens that are known already: a prompt's.
     """
 
     sequence_id: SequenceId
@@ -295,7 +332,7 @@ class Row:
     first_position: int
     block_table: Ids
     samples: tuple[Sample, ...] = ()
-    prompt_logprobs: int | None = None
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,26 +377,28 @@ class Sampled:
 
     sequence_id: SequenceId
     token_id: int | None
-    logprob: float | None = None
-    top_ids: Ids = ()
-    top: tuple[float, ...] = ()
+    logprobs: PositionLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """The outcome of `Row.prompt_logprobs`: one entry a position."""
+class Scored:
+    """The outcome of a row's `Score`: one entry a token of it."""
 
     sequence_id: SequenceId
     first_position: int
-    positions: tuple[PositionLogprobs, ...]
+    logprobs: tuple[PositionLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """This row (a sequence) failed alone, for example with NaN logits."""
+    """This row (a sequence) failed alone, for example with NaN logits.
+
+    `code` INVALID: by what the request asked, for example a draw of which everything is excluded.
+    """
 
     sequence_id: SequenceId
     message: str
+    code: ErrorCode = ErrorCode.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +419,7 @@ class StepResult:
     step_id: int
     sampled: tuple[Sampled, ...]
     row_errors: tuple[RowError, ...] = ()
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    scored: tuple[Scored, ...] = ()
     timings: StepTimings = StepTimings()
 
 

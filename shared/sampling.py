@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shared.errors import InvalidField, Unsupported
 from shared.ids import Ids
@@ -29,8 +30,13 @@ class EarlyStopping(StrEnum):
 class DrawParams:
     """How one token is chosen from the logits. Defaults change nothing.
 
-    `temperature` 0 is greedy; `top_k` 0 keeps all. The order is penalties and bias, temperature,
-    then top-k, top-p and min-p, each over what the one before kept.
+    The order: `logit_bias` is added; `repetition_penalty` (over prompt and answer),
+    `frequency_penalty` and `presence_penalty` (over the answer) are applied; what is not allowed,
+    or would complete one of `bad_words`, is excluded; then temperature, top-k, top-p and min-p,
+    each over what the one before kept. `temperature` 0 is greedy; `top_k` 0 keeps all.
+
+    `allowed_token_ids` () allows all. Each of `bad_words` is a run of token ids that prompt and
+    answer together must not end with after this draw; a run of one id bans that token.
     """
 
     temperature: float = 1.0
@@ -42,11 +48,30 @@ class DrawParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: Ids = ()
+    bad_words: tuple[Ids, ...] = ()
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether what was said already counts against a token."""
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a draw depends on the tokens before it: a penalty, or a bad word of several."""
+        return self.has_penalty or any(len(word) > 1 for word in self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's wishes. `max_tokens` None means "as many as fit"."""
+    """One request's wishes. `max_tokens` None means "as many as fit".
+
+    `logprobs` and `prompt_logprobs` ask for log-probabilities of the raw distribution (before
+    everything in `draw`): of each token, and of so many likeliest ones at its place (0: none).
+    """
 
     draw: DrawParams = DrawParams()
     seed: int = 0
@@ -63,34 +88,23 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
 
-MAX_STOP_TOKEN_IDS = 256
-INT64 = range(-(2**63), 2**63)
+MAX_STOP_TOKEN_IDS: Final = 256
+MAX_LOGPROBS: Final = 20  # OpenAI's and vLLM's
+MAX_BIASES: Final = 1024
+MAX_ALLOWED_TOKEN_IDS: Final = 1024
+MAX_BAD_WORDS: Final = 256
+MAX_BAD_WORD_TOKENS: Final = 32
+INT64: Final = range(-(2**63), 2**63)
 
-_DEFAULT = SamplingParams()
-_NOT_YET = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "logprobs",
-            "prompt_logprobs")  # fmt: skip
-_NOT_YET_DRAW = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-                 "allowed_token_ids")  # fmt: skip
-
-
-def check_draw_supported(draw: DrawParams) -> None:
-    """Refuse a draw this version cannot make. Raises: Unsupported, naming the field."""
-    for name in _NOT_YET_DRAW:
-        if getattr(draw, name) != getattr(_DEFAULT.draw, name):
-            raise Unsupported(name)
+_DEFAULT: Final = SamplingParams()
+_NOT_YET: Final = ("best_of", "use_beam_search", "length_penalty", "early_stopping")
 
 
-def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse values out of range, and wishes this version does not honour.
+def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: Ids = ()) -> None:
+    """Refuse values out of range, wishes this version does not honour, and draws from nothing.
 
     Raises: InvalidField or Unsupported, naming the field.
     """
-    draw = params.draw
-    _check_range("temperature", draw.temperature, 0.0, 100.0)
-    _check_range("top_p", draw.top_p, 0.0, 1.0, open_low=True)
-    _check_range("min_p", draw.min_p, 0.0, 1.0)
-    if draw.top_k < 0:
-        raise InvalidField("top_k", f"must be 0 (all) or more, not {draw.top_k}")
     if params.seed not in INT64:
         raise InvalidField("seed", "must fit in a signed 64-bit integer")
     if params.n < 1:
@@ -105,17 +119,62 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidField(
             "min_tokens", f"is {params.min_tokens}, above max_tokens {params.max_tokens}"
         )
-    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidField("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids")
-    for token_id in params.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidField(
-                "stop_token_ids", f"{token_id} is not in the vocabulary (0..{vocab_size - 1})"
-            )
+    _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS, vocab_size)
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted: int | None = getattr(params, name)
+        if wanted is not None and not 0 <= wanted <= MAX_LOGPROBS:
+            raise InvalidField(name, f"must be from 0 to {MAX_LOGPROBS}, not {wanted}")
     for name in _NOT_YET:
         if getattr(params, name) != getattr(_DEFAULT, name):
             raise Unsupported(name)
-    check_draw_supported(draw)
+    check_draw(params.draw, vocab_size)
+    _check_something_left(params, vocab_size, eos_token_ids)
+
+
+def check_draw(draw: DrawParams, vocab_size: int) -> None:
+    """Refuse values out of range. Raises: InvalidField, naming the field."""
+    _check_range("temperature", draw.temperature, 0.0, 100.0)
+    _check_range("top_p", draw.top_p, 0.0, 1.0, open_low=True)
+    _check_range("min_p", draw.min_p, 0.0, 1.0)
+    if draw.top_k < 0:
+        raise InvalidField("top_k", f"must be 0 (all) or more, not {draw.top_k}")
+    _check_range("presence_penalty", draw.presence_penalty, -2.0, 2.0)
+    _check_range("frequency_penalty", draw.frequency_penalty, -2.0, 2.0)
+    _check_range("repetition_penalty", draw.repetition_penalty, 0.0, 100.0, open_low=True)
+    biased = tuple([token_id for token_id, _ in draw.logit_bias])
+    _check_ids("logit_bias", biased, MAX_BIASES, vocab_size)
+    if len(set(biased)) < len(biased):
+        raise InvalidField("logit_bias", "names a token id twice")
+    for _, bias in draw.logit_bias:
+        _check_range("logit_bias", bias, -100.0, 100.0)
+    _check_ids("allowed_token_ids", draw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, vocab_size)
+    if len(draw.bad_words) > MAX_BAD_WORDS:
+        raise InvalidField("bad_words", f"takes at most {MAX_BAD_WORDS}, not {len(draw.bad_words)}")
+    for word in draw.bad_words:
+        if not word:
+            raise InvalidField("bad_words", "holds a word without tokens")
+        _check_ids("bad_words", word, MAX_BAD_WORD_TOKENS, vocab_size)
+
+
+def _check_ids(name: str, token_ids: Ids, most: int, vocab_size: int) -> None:
+    if len(token_ids) > most:
+        raise InvalidField(name, f"takes at most {most} token ids, not {len(token_ids)}")
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidField(name, f"{token_id} is not in the vocabulary (0..{vocab_size - 1})")
+
+
+def _check_something_left(params: SamplingParams, vocab_size: int, eos_token_ids: Ids) -> None:
+    """Refuse what bans every token, always or until `min_tokens`."""
+    barred = {word[0] for word in params.draw.bad_words if len(word) == 1}
+    if params.min_tokens > 0:
+        barred.update(params.stop_token_ids, () if params.ignore_eos else eos_token_ids)
+    allowed = set(params.draw.allowed_token_ids)
+    if (allowed and not allowed - barred) or len(barred) >= vocab_size:
+        name = "allowed_token_ids" if allowed else "bad_words"
+        raise InvalidField(
+            name, "leaves no token to draw beside bad_words and, up to min_tokens, the stop tokens"
+        )
 
 
 def _check_range(

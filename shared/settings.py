@@ -92,6 +92,11 @@ class GatewaySettings(CommonSettings):
     )
     max_body_bytes: Positive = Field(4 * 2**20, description="largest request body")
     request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
+    api_key: tuple[str, ...] = Field(
+        (),
+        description="clients must send one of these as a bearer token, except to /health",
+    )
+    stream_interval: Positive = Field(1, description="tokens of a choice between two events")
     ping_interval_s: Seconds = Field(15.0, description="': ping' after so long without an event")
     shutdown_timeout: Seconds = Field(30.0, description="seconds for open streams to finish")
 
@@ -109,6 +114,10 @@ class SchedulerSettings(CommonSettings):
     )
     max_num_seqs: Positive = Field(256, description="most sequences that run at once")
     max_num_batched_tokens: Positive = Field(512, description="most tokens one step computes")
+    max_num_queued_reqs: Positive = Field(4096, description="most requests that wait; then 429")
+    max_num_queued_tokens: Positive = Field(
+        4 * 2**20, description="most prompt tokens that wait; then 429"
+    )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of blocks kept free at admission")
     metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 

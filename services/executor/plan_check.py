@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from services.executor.batch import FlatRows, flatten
 from shared.errors import RequestError, SplitflapError
 from shared.ids import SequenceId
 from shared.messages import PREVIOUS, Row, Sample, StepPlan
-from shared.sampling import INT64, DrawParams, SamplingParams, check_sampling
-
-_ANY_VOCAB: Final = 1  # drawing parameters alone name no token
+from shared.sampling import INT64, DrawParams, check_draw
 
 
 class BadPlan(SplitflapError):
@@ -67,8 +65,8 @@ def check_plan(plan: StepPlan, limits: PlanLimits, last: LastStep | None) -> Fla
     _check_tables(plan.rows, flat, limits)
     _check_tokens(plan, flat, limits, last)
     for row in plan.rows:
-        if row.prompt_logprobs is not None:
-            raise BadPlan(f"{_name(row)}: prompt_logprobs is not supported yet")
+        if row.score is not None:
+            raise BadPlan(f"{_name(row)}: score is not supported yet")
         for sample in row.samples:
             _check_sample(row, sample, limits.vocab_size)
     return flat
@@ -211,15 +209,15 @@ def _check_sample(row: Row, sample: Sample, vocab_size: int) -> None:
     for token_id in sample.banned_ids:
         if not 0 <= token_id < vocab_size:
             _refuse(where, f"banned id {token_id} is not in the vocabulary 0..{vocab_size - 1}")
-    wrong = _wrong_with(sample.draw)
+    wrong = _wrong_with(sample.draw, vocab_size)
     if wrong:
         _refuse(where, wrong)
 
 
 @lru_cache(maxsize=1024)
-def _wrong_with(draw: DrawParams) -> str | None:
+def _wrong_with(draw: DrawParams, vocab_size: int) -> str | None:
     try:
-        check_sampling(SamplingParams(draw=draw), _ANY_VOCAB)
+        check_draw(draw, vocab_size)
     except RequestError as error:
         return error.message
     return None

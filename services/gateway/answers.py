@@ -3,12 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from services.gateway import sse
+from services.gateway.call import Endpoint
 from shared.ids import RequestId
-
-Endpoint = Literal["completion", "chat"]
 
 _PREFIX: Final[dict[Endpoint, str]] = {"completion": "cmpl-", "chat": "chatcmpl-"}
 _WHOLE: Final[dict[Endpoint, str]] = {"completion": "text_completion", "chat": "chat.completion"}

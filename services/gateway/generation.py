@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,9 +11,9 @@ from aiohttp import web
 from services.gateway import failures, gauges, sse
 from services.gateway.answer_stream import AnswerStream, Piece, StreamRefused
 from services.gateway.answers import Answer, Ending, usage_fields
+from services.gateway.call import Call, Prompt
 from services.gateway.choice_text import ChoiceText, TextRules
 from services.gateway.link import SchedulerLink
-from services.gateway.openai import Call
 from services.gateway.stop_strings import StopStrings
 from services.gateway.tokenizer import Tokenizer
 from shared.logs import get_logger
@@ -46,12 +47,13 @@ class Generation:
         self._link = link
         self._choices: list[Choice] = []
         self._stream: AnswerStream | None = None
+        self._prompt: Prompt | None = None
         self._began = time.monotonic()
         self._last_token_at: float | None = None
         self.ttft_s: float | None = None
         self.num_prompt_tokens = 0
 
-    def start(self, prompt: tuple[int, ...], eos_token_ids: tuple[int, ...]) -> None:
+    def start(self, prompts: Sequence[Prompt], eos_token_ids: tuple[int, ...]) -> None:
         """Submit. Raises: WireError if the request has no wire form."""
         sampling = self.call.sampling
         silent = frozenset(sampling.stop_token_ids)
@@ -60,8 +62,10 @@ class Generation:
         stop = StopStrings(self.call.stop) if self.call.stop else None
         rules = TextRules(stop, silent, sampling.min_tokens)
         self._choices = [Choice(ChoiceText(self._tokenizer, rules)) for _ in range(sampling.n)]
-        self.num_prompt_tokens = len(prompt)
-        self._stream = self._link.submit(Submit(self.answer.request_id, prompt, sampling))
+        (prompt,) = prompts
+        self._prompt = prompt
+        self.num_prompt_tokens = len(prompt.token_ids)
+        self._stream = self._link.submit(Submit(self.answer.request_id, prompt.token_ids, sampling))
 
     def release(self) -> None:
         """Tell the scheduler that nobody reads any more."""
@@ -174,7 +178,7 @@ class Generation:
         return b"".join(events) or None
 
     def _closing(self) -> bytes:
-        if not self.call.include_usage:
+        if self.call.stream is None or not self.call.stream.include_usage:
             return b""
         return self.answer.event(self.answer.usage(self._usage()), self._positions())
 
@@ -231,7 +235,7 @@ class Generation:
         gauges.E2E_LATENCY.observe(time.monotonic() - self._began)
 
     def _echo(self) -> str:
-        return (self.call.prompt or "") if self.call.echo else ""
+        return self._prompt.text if self.call.echo and self._prompt is not None else ""
 
     def _positions(self) -> list[int]:
         return [choice.text.num_tokens for choice in self._choices]

@@ -5,14 +5,13 @@ known but not honoured yet. null means absent. Values that ask for nothing (`n: 
 `frequency_penalty: 0`) are honoured by doing nothing.
 """
 
-import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from services.gateway.call import Call, Chat, Endpoint, StreamOptions
 from services.gateway.field_errors import explained, written
 from services.gateway.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shared.errors import InvalidField, Unsupported
@@ -63,33 +62,6 @@ REFUSED: Final = frozenset(
 """Fields of OpenAI or vLLM that this endpoint does not have (yet), whatever their value."""
 
 _ELSEWHERE: Final = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request as the gateway means to carry it out.
-
-    `prompt` is a completion's text, or None for a chat, which has `messages` instead. `model` None
-    is the model that is served. `max_tokens_name` is what the client calls `sampling.max_tokens`.
-    """
-
-    model: str | None
-    prompt: str | None
-    messages: tuple[dict[str, str], ...]
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    echo: bool
-    max_tokens_name: str
-
-    def in_client_words(self, message: str, param: str | None) -> tuple[str, str | None]:
-        """An error's message and param that speak of our fields, in the client's names."""
-        if param == "prompt" and self.prompt is None:
-            param = "messages"  # the prompt is made of them
-        if param == "max_tokens":
-            param = self.max_tokens_name
-        return re.sub(r"\bmax_tokens\b", self.max_tokens_name, message), param
 
 
 class _Strict(BaseModel):
@@ -161,7 +133,7 @@ def parse_completion(fields: dict[str, Any]) -> Call:
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise InvalidField("max_tokens", "must be at least 1 (0 only with echo)")
-    return _call(body, max_tokens, "max_tokens", prompt=body.prompt, echo=body.echo)
+    return _call("completion", body, max_tokens, prompts=(body.prompt,), echo=body.echo)
 
 
 def parse_chat(fields: dict[str, Any]) -> Call:
@@ -182,16 +154,17 @@ def parse_chat(fields: dict[str, Any]) -> Call:
     if max_tokens == 0:
         raise InvalidField(name, "must be at least 1")
     messages = tuple([message.model_dump() for message in body.messages])
-    return _call(body, max_tokens, name, messages=messages)
+    return _call("chat", body, max_tokens, name, chat=Chat(messages))
 
 
 def _call(
+    endpoint: Endpoint,
     body: _Body,
     max_tokens: int | None,
-    max_tokens_name: str,
+    max_tokens_name: str = "max_tokens",
     *,
-    prompt: str | None = None,
-    messages: tuple[dict[str, str], ...] = (),
+    prompts: tuple[str, ...] = (),
+    chat: Chat | None = None,
     echo: bool = False,
 ) -> Call:
     if body.stream_options is not None and not body.stream:
@@ -210,14 +183,15 @@ def _call(
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
     )
+    options = body.stream_options or _StreamOptions()
     return Call(
+        endpoint=endpoint,
         model=body.model,
-        prompt=prompt,
-        messages=messages,
+        prompts=prompts,
+        chat=chat,
         sampling=sampling,
         stop=_stop_strings(body.stop),
-        stream=body.stream,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        stream=StreamOptions(options.include_usage) if body.stream else None,
         echo=echo,
         max_tokens_name=max_tokens_name,
     )

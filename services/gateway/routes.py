@@ -10,7 +10,8 @@ from typing import Any, Final
 from aiohttp import HttpVersion11, web
 
 from services.gateway import failures, openai, sse
-from services.gateway.answers import Answer, Endpoint, new_request_id
+from services.gateway.answers import Answer, new_request_id
+from services.gateway.call import Call, Prompt
 from services.gateway.chat import ChatTemplate
 from services.gateway.generation import Generation
 from services.gateway.link import SchedulerLink
@@ -88,8 +89,7 @@ class Routes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        call = await self._read(request, openai.parse_completion)
-        return await self._answer(request, call, "completion")
+        return await self._answer(request, await self._read(request, openai.parse_completion))
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
@@ -98,30 +98,26 @@ class Routes:
             raise InvalidField(
                 "messages", "this model has no chat template; use /v1/completions with a prompt"
             )
-        return await self._answer(request, call, "chat")
+        return await self._answer(request, call)
 
-    async def _answer(
-        self, request: web.Request, call: openai.Call, endpoint: Endpoint
-    ) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
         try:
-            return await self._carry_out(request, call, endpoint)
+            return await self._carry_out(request, call)
         except (failures.Failure, RequestError) as error:
             error.message, error.param = call.in_client_words(error.message, error.param)
             raise
 
-    async def _carry_out(
-        self, request: web.Request, call: openai.Call, endpoint: Endpoint
-    ) -> web.StreamResponse:
+    async def _carry_out(self, request: web.Request, call: Call) -> web.StreamResponse:
         model = self._served(call.model, "model")
         welcome = self._welcome()
-        check_sampling(call.sampling, welcome.shape.vocab_size)
-        answer = Answer(endpoint, new_request_id(endpoint, secrets.token_hex(16)), model)
+        check_sampling(call.sampling, welcome.shape.vocab_size, welcome.eos_token_ids)
+        answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
         generation = Generation(call, answer, self._tokenizer, self._link)
         prompt = await asyncio.to_thread(self._encode, call, welcome.max_model_len)
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
-            generation.start(prompt, welcome.eos_token_ids)
-            if not call.stream:
+            generation.start([prompt], welcome.eos_token_ids)
+            if call.stream is None:
                 return await generation.whole()
             response = web.StreamResponse(headers=sse.HEADERS)
             response.headers["X-Request-Id"] = request[REQUEST_ID]
@@ -131,24 +127,24 @@ class Routes:
             generation.release()
             request[OUTCOME] = _outcome(generation)
 
-    def _encode(self, call: openai.Call, max_model_len: int) -> tuple[int, ...]:
+    def _encode(self, call: Call, max_model_len: int) -> Prompt:
         """The prompt's tokens. Raises: InvalidField or PromptTooLong, naming the field."""
-        is_chat = call.prompt is None
-        text = self._chat.render(call.messages) if is_chat and self._chat else call.prompt or ""
+        if call.chat is not None and self._chat is not None:
+            text = self._chat.render(call.chat.messages)
+        else:
+            text = str(call.prompts[0])
         size = len(text.encode())
         least_tokens = size // self._tokenizer.longest_token_bytes
         if size > _COUNT_BELOW_BYTES and least_tokens > max_model_len:
             raise PromptFarTooLong(least_tokens, max_model_len)
-        prompt = self._tokenizer.encode(text, add_special_tokens=not is_chat)
-        if not prompt:
+        token_ids = self._tokenizer.encode(text, add_special_tokens=call.chat is None)
+        if not token_ids:
             raise InvalidField("prompt", "has no tokens; write some text")
-        if len(prompt) > max_model_len:
-            raise PromptTooLong(len(prompt), max_model_len, call.sampling.max_tokens or 0)
-        return prompt
+        if len(token_ids) > max_model_len:
+            raise PromptTooLong(len(token_ids), max_model_len, call.sampling.max_tokens or 0)
+        return Prompt(token_ids, text)
 
-    async def _read(
-        self, request: web.Request, parse: Callable[[dict[str, Any]], openai.Call]
-    ) -> openai.Call:
+    async def _read(self, request: web.Request, parse: Callable[[dict[str, Any]], Call]) -> Call:
         """What the request's body asks. Raises: Failure or RequestError."""
         self._check_head(request)
         try:

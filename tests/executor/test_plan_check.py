@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.plan_check import BadPlan, LastStep, check_plan
-from shared.messages import PREVIOUS, Move, Row, Sample, StepPlan
+from shared.messages import PREVIOUS, Move, Row, Sample, Score, StepPlan
 from shared.sampling import DrawParams
 from tests.executor.plans import GREEDY, LIMITS, plan, row, sample
 
@@ -83,9 +83,7 @@ BAD = [
     (plan(row(samples=[sample(draw=DrawParams(top_p=0.0))])), "top_p"),
     (plan(row(samples=[sample(draw=DrawParams(top_k=-1))])), "top_k"),
     (plan(row(samples=[sample(draw=DrawParams(min_p=1.5))])), "min_p"),
-    (plan(row(samples=[sample(draw=DrawParams(presence_penalty=1.0))])), "presence_penalty"),
-    (plan(row(samples=[sample(draw=DrawParams(logit_bias=((1, 1.0),)))])), "logit_bias"),
-    (plan(row(prompt_logprobs=1)), "prompt_logprobs is not supported yet"),
+    (plan(row(score=Score(0, (1,), 0))), "score is not supported yet"),
     # moves and copies
     (plan(copies=(Move(0, 1), Move(1, 2))), "both source and destination: block 1"),
     (plan(copies=(Move(0, 0),)), "both source and destination: block 0"),
@@ -147,7 +145,7 @@ ROWS = st.builds(
     Row,
     sequence_id=NUMBERS, token_ids=IDS, first_position=NUMBERS, block_table=IDS,
     samples=st.lists(SAMPLES, max_size=2).map(tuple),
-    prompt_logprobs=st.none() | st.none() | NUMBERS,
+    score=st.none(),
 )  # fmt: skip
 PLANS = st.builds(
     StepPlan,

@@ -39,7 +39,7 @@ def check_submit(submit: Submit, limits: Limits) -> int:
     Raises: InvalidField, Unsupported, PromptTooLong or NeverFits, naming the field.
     """
     _check_not_yet(submit)
-    check_sampling(submit.sampling, limits.vocab_size)
+    check_sampling(submit.sampling, limits.vocab_size, limits.eos_token_ids)
     if not math.isfinite(submit.age_s) or submit.age_s < 0:
         raise InvalidField("age_s", f"must be a finite number of seconds, not {submit.age_s}")
     if not submit.prompt:

@@ -113,7 +113,7 @@ def test_an_option_of_a_later_part_is_refused_and_never_ignored(house, extra, fi
 
 @pytest.mark.parametrize(
     ("params", "field"),
-    [({"n": 2}, "n"), ({"logprobs": 1}, "logprobs"), ({"min_tokens": 9, "max_tokens": 8},
+    [({"n": 2}, "n"), ({"logprobs": 21}, "logprobs"), ({"min_tokens": 9, "max_tokens": 8},
      "min_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"stop_token_ids": (VOCAB,)},
      "stop_token_ids"), ({"use_beam_search": True}, "use_beam_search")],
 )  # fmt: skip

@@ -1,0 +1,77 @@
+"""One request as the gateway means to carry it out: what stands between HTTP and the scheduler."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.ids import Ids
+from shared.sampling import SamplingParams
+
+Endpoint = Literal["completion", "chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a stream looks. `continuous_usage` puts a usage so far into every chunk."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation that the model's template makes a prompt of.
+
+    A message is {"role": ..., "content": text}, its content parts joined already.
+    """
+
+    messages: tuple[dict[str, str], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a client asked for.
+
+    `prompts` are a completion's, each a text or token ids: every one is a request of its own at
+    the scheduler and gets `sampling.n` choices. A chat has one prompt, of `chat`. `sampling` is
+    whole but for `bad_words`, which are texts until a tokenizer has seen them. `model` None is the
+    model that is served. `stream` None: in one piece. `max_tokens_name` is what the client calls
+    `sampling.max_tokens`.
+
+    `echo` puts the prompt before the text; with `sampling.logprobs` it brings the prompt's
+    logprobs along, for which `sampling.prompt_logprobs` is set too. `returns_prompt_logprobs` is
+    the field of that name, vLLM's, with its own form.
+    """
+
+    endpoint: Endpoint
+    model: str | None
+    sampling: SamplingParams
+    prompts: tuple[str | Ids, ...] = ()
+    chat: Chat | None = None
+    add_special_tokens: bool = True
+    bad_words: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    echo: bool = False
+    return_token_ids: bool = False
+    returns_prompt_logprobs: bool = False
+    stream: StreamOptions | None = None
+    max_tokens_name: str = "max_tokens"
+
+    def in_client_words(self, message: str, param: str | None) -> tuple[str, str | None]:
+        """An error's message and param that speak of our fields, in the client's names."""
+        if param == "prompt" and self.chat is not None:
+            param = "messages"  # the prompt is made of them
+        if param == "max_tokens":
+            param = self.max_tokens_name
+        return re.sub(r"\bmax_tokens\b", self.max_tokens_name, message), param
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as tokens; `text` is what `echo` repeats."""
+
+    token_ids: Ids
+    text: str
