@@ -105,7 +105,7 @@ def test_the_die_is_named_by_the_place_of_the_new_token(hands):
 BAD_PLANS = [
     plan(row(), row((65,), 0, (99,), sequence_id=2), step_id=2, copies=(Move(0, 1),)),
     plan(row((PREVIOUS,), 0, (0,), sequence_id=9), step_id=2, swap_out=(Move(0, 1),)),
-    plan(row(samples=[sample(num_top=3)]), step_id=2),
+    plan(row(samples=[sample(num_top=21)]), step_id=2),
     plan(step_id=2, copies=(Move(0, 1), Move(1, 2))),
 ]
 
