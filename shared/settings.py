@@ -175,6 +175,7 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
 
 
 Settings = TypeVar("Settings", bound=CommonSettings)
+_Flags = TypeVar("_Flags", bound=BaseSettings)
 
 
 def load(settings_class: type[Settings], arguments: Sequence[str], program: str) -> Settings:
@@ -192,9 +193,19 @@ def load(settings_class: type[Settings], arguments: Sequence[str], program: str)
         f"environment, {ENV_PREFIX}*: ",
     )
     own = {name: value for name, value in from_file.items() if name in settings_class.model_fields}
+    return from_flags(settings_class, arguments, program, **own)
+
+
+def from_flags(
+    settings_class: type[_Flags], arguments: Sequence[str], program: str, **given: Any
+) -> _Flags:
+    """Settings from flags, over what is `given`.
+
+    Raises: StartError naming the setting and what it takes. Exits after --help.
+    """
     try:
         return settings_class(
-            **own, _cli_parse_args=list(arguments), _cli_prog_name=program
+            **given, _cli_parse_args=list(arguments), _cli_prog_name=program
         )  # the underscored names are pydantic-settings' own
     except ValidationError as error:
         raise StartError(_explain(error)) from error
@@ -243,6 +254,10 @@ def _refuse_unknown(names: Mapping[str, Any], known: set[str], where: str) -> No
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
+        message = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:  # of several settings together
+            lines.append(message)
+            continue
         flag = "--" + str(problem["loc"][0]).replace("_", "-")
-        lines.append(f"{flag} {problem['input']!r}: {problem['msg']}")
+        lines.append(f"{flag} {problem['input']!r}: {message}")
     return "; ".join(lines)
