@@ -13,7 +13,8 @@ from services.scheduler.core.planner import Planner
 from services.scheduler.core.policies.batching import Mixed
 from services.scheduler.core.policies.order import Fcfs
 from services.scheduler.core.policies.preemption import LatestFirst, Recompute
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared.ids import RequestId, SequenceId
 from shared.messages import PreemptionMode, Sample, Submit
 from shared.sampling import DrawParams, FinishReason, SamplingParams
