@@ -17,7 +17,8 @@ from services.gateway.http_connection import HttpConnection
 from services.gateway.link import SchedulerLink
 from services.gateway.middleware import around
 from services.gateway.readiness import LinkTimes
-from services.gateway.routes import HttpLimits, Routes
+from services.gateway.request_reading import HttpLimits
+from services.gateway.routes import Routes
 from services.gateway.tokenizer import load_tokenizer
 from shared.errors import StartError
 from shared.logs import get_logger
