@@ -51,6 +51,10 @@ class _Sequence:
     def is_complete(self) -> bool:
         return self.finished is not None and len(self.token_ids) >= self.finished.length
 
+    @property
+    def has_failed(self) -> bool:
+        return self.finished is not None and self.finished.reason is FinishReason.ERROR
+
     def as_generated(self) -> GeneratedSequence:
         finish = self.finished.reason if self.finished and self.is_complete else None
         return GeneratedSequence(tuple(self.token_ids), finish, tuple(self.logprobs))
@@ -115,7 +119,9 @@ class AnswerStream:
     @property
     def _has_prompt_logprobs(self) -> bool:
         wanted = self.submit.sampling.prompt_logprobs is not None
-        return not wanted or len(self.prompt_logprobs) == len(self.submit.prompt) - 1
+        if not wanted or len(self.prompt_logprobs) == len(self.submit.prompt) - 1:
+            return True
+        return any(one.has_failed for one in self._sequences)  # then they may never come
 
     # ------------------------------------------------------------------ the reader's half
 

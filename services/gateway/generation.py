@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -20,6 +21,7 @@ from services.gateway.whole_answer import WholeAnswer
 from shared.ids import Ids, RequestId
 from shared.logs import get_logger
 from shared.messages import Submit
+from shared.sampling import INT64, SamplingParams
 
 _log = get_logger("generation")
 
@@ -56,10 +58,14 @@ class Generation:
             request_id = self.answer.request_id
             if number:
                 request_id = RequestId(f"{request_id}-{number}")
-            sampling = self.call.sampling
-            self._group.submit(
-                self._link, Submit(request_id, prompt.token_ids, sampling, key_hash=key_hash)
-            )
+            submit = Submit(request_id, prompt.token_ids, self._sampling(number), key_hash=key_hash)
+            self._group.submit(self._link, submit)
+
+    def _sampling(self, number: int) -> SamplingParams:
+        sampling = self.call.sampling
+        if self.call.is_seeded or number == 0:
+            return sampling
+        return replace(sampling, seed=(sampling.seed + number) % (max(INT64) + 1))
 
     def release(self) -> None:
         """Tell the scheduler that nobody reads any more."""
