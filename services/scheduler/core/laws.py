@@ -17,7 +17,6 @@ from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
 from shared.ids import BlockId
-from shared.messages import MAX_SCORED_TOKENS
 
 
 def check_laws(scheduler: Scheduler) -> None:
@@ -197,8 +196,8 @@ def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:
     _demand(not sources.intersection(targets), "law 9, source and destination", story)
     _demand(len(set(targets)) == len(targets), "law 9, destination twice", story)
     scored = sum(len(row.score.token_ids) for row in plan.rows if row.score is not None)
-    story = f"{scored} scores, at most {MAX_SCORED_TOKENS}"
-    _demand(scored <= MAX_SCORED_TOKENS, "score budget", story)
+    most = scheduler.config.max_scored_tokens
+    _demand(scored <= most, "score budget", f"{scored} scores, at most {most}")
     budget = scheduler.config.max_num_batched_tokens
     tokens = sum(len(row.token_ids) for row in plan.rows)
     _demand(0 < tokens <= budget, "token budget", f"{tokens} tokens, at most {budget}")

@@ -27,7 +27,7 @@ from shared import messages
 from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
 from shared.ids import Boot, SequenceId
-from shared.messages import MAX_SCORED_TOKENS, Move, PreemptionMode, Row, Score, StepPlan
+from shared.messages import Move, PreemptionMode, Row, Score, StepPlan
 
 SUSPECT_AFTER_LOSSES: Final = 2
 
@@ -41,7 +41,7 @@ class _Round:
     """
 
     shares: Shares
-    scores_left: int = MAX_SCORED_TOKENS
+    scores_left: int
     decodes: list[Row] = field(default_factory=list)
     prompts: list[Row] = field(default_factory=list)
     copies: list[Move] = field(default_factory=list)
@@ -63,6 +63,7 @@ class Planner:
         preemption: Preemption,
         counters: Counters,
         max_running: int,
+        max_scored_tokens: int,
         watermark: float,
     ) -> None:
         """A start leaves `watermark` of the pool, rounded down, free for those who go on."""
@@ -74,6 +75,7 @@ class Planner:
         self._preemption = preemption
         self._counters = counters
         self._max_running = max_running
+        self._max_scored_tokens = max_scored_tokens
         self._watermark_blocks = int(watermark * allocator.pool.num_blocks)
         self._gave_way: list[messages.Preemption] = []
 
@@ -107,7 +109,7 @@ class Planner:
         else:
             going_on = list(self._book.running)
         sequences = [sequence for request in going_on for sequence in request.live_sequences]
-        draft = _Round(self._batching.open(sequences))
+        draft = _Round(self._batching.open(sequences), self._max_scored_tokens)
         self._go_on(draft, going_on)
         if suspect is None and not self._gave_way:
             self._start_waiting(draft)

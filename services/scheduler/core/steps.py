@@ -73,6 +73,7 @@ class Steps:
             preemption=Recompute(),
             counters=self._counters,
             max_running=self._config.max_num_seqs,
+            max_scored_tokens=self._config.max_scored_tokens,
             watermark=self._config.watermark,
         )
 

@@ -179,7 +179,8 @@ def test_promises_hold_under_a_policy_that_leaves_prompts_half_done():
     book, allocator = Book(Fcfs()), PagedAllocator(BlockPool(8), 4)
     planner = Planner(
         boot=BOOT, book=book, allocator=allocator, batching=SmallChunks(64), victim=LatestFirst(),
-        preemption=Recompute(), counters=Counters(), max_running=9, watermark=0.0,
+        preemption=Recompute(), counters=Counters(), max_running=9,
+        max_scored_tokens=9, watermark=0.0,
     )  # fmt: skip
     for at, (name, prompt) in enumerate((("A", 17), ("B", 16), ("C", 3))):
         params = SamplingParams(max_tokens=2)
