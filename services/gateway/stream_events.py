@@ -49,13 +49,13 @@ class StreamEvents:
 
         Raises: Failure if the choice ended with an error.
         """
+        choice = self._progress.choices[index]
+        if choice.ending is not None:
+            return b""
+        self._progress.feed(index, piece)
         events = []
         if self._opens_later and index in self._unopened:
             events.append(self._first(index, piece))
-        choice = self._progress.choices[index]
-        if choice.ending is not None:
-            return b"".join(events)
-        self._progress.feed(index, piece)
         if choice.is_due:
             events.append(self._told(index, choice))
         if choice.ending is not None:
