@@ -1,5 +1,7 @@
 """Server-sent events come out the same wherever the chunks were cut."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,9 +28,7 @@ def test_comments_and_other_fields_are_no_events():
 @given(st.lists(st.integers(0, len(STREAM)), max_size=40))
 def test_chunk_borders_do_not_matter(cuts):
     cuts = [0, *sorted(cuts), len(STREAM)]
-    chunks = [
-        (float(i), STREAM[a:b]) for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
-    ]
+    chunks = [(float(i), STREAM[a:b]) for i, (a, b) in enumerate(pairwise(cuts))]
     events = read_events(chunks)
     assert [data for _, data in events] == EVENTS
     times = [time for time, _ in events]
