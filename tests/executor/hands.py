@@ -1,5 +1,7 @@
 """The executor's hands in a test: an interpreter over small pools."""
 
+import numpy as np
+
 from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.toy import ToyModel
@@ -28,3 +30,12 @@ class Hands:
 
     def memory(self):
         return self.pools.gpu.clone(), self.pools.cpu.clone()
+
+
+class Feverish(ToyModel):
+    """A toy whose logits after token 90 are nonsense."""
+
+    def forward(self, pool, batch):
+        logits = super().forward(pool, batch)
+        logits[batch.token_ids[batch.logit_tokens] == 90] = np.nan
+        return logits

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.model.toy import EOS, VOCAB_SIZE, ToyModel
+from services.executor.model.toy import EOS, VOCAB_SIZE
 from shared.errors import ErrorCode
 from shared.messages import PREVIOUS, RowError, Score
 from shared.sampling import DrawParams
-from tests.executor.hands import Hands
+from tests.executor.hands import Feverish, Hands
 from tests.executor.plain_sampler import adjusted
 from tests.executor.plain_toy import toy_logits
 from tests.executor.plans import GREEDY, row, sample
@@ -175,15 +175,6 @@ def test_rows_may_draw_and_score_in_one_plan(hands):
 
 
 # --------------------------------------------------------------------------- failures
-
-
-class Feverish(ToyModel):
-    """A toy whose logits after token 90 are nonsense."""
-
-    def forward(self, pool, batch):
-        logits = super().forward(pool, batch)
-        logits[batch.token_ids[batch.logit_tokens] == 90] = np.nan
-        return logits
 
 
 def test_nonsense_in_a_scored_place_ends_its_row_alone():
