@@ -101,14 +101,14 @@ class Planner:
         return SentPlan(plan, draft.sent)
 
     def _walk(self) -> _Round:
-        suspect = next((request for request in self._book.running if _is_suspect(request)), None)
+        running = list(self._book.running)
+        suspect = next((r for r in running if r.num_losses >= SUSPECT_AFTER_LOSSES), None)
         if suspect is not None:
-            going_on = [suspect]
+            running = [suspect]
         elif self._is_suspect_next():
-            going_on = []
-        else:
-            going_on = list(self._book.running)
-        sequences = [sequence for request in going_on for sequence in request.live_sequences]
+            running = []
+        going_on = [(request, request.live_sequences) for request in running]
+        sequences = [sequence for _, live in going_on for sequence in live]
         draft = _Round(self._batching.open(sequences), self._max_scored_tokens)
         self._go_on(draft, going_on)
         if suspect is None and not self._gave_way:
@@ -117,12 +117,12 @@ class Planner:
 
     # ----------------------------------------------------------------- those who run
 
-    def _go_on(self, draft: _Round, requests: list[Request]) -> None:
+    def _go_on(self, draft: _Round, going_on: list[tuple[Request, tuple[Sequence, ...]]]) -> None:
         """Oldest first, so whoever gives way comes later in the walk and has no row yet."""
-        for request in requests:
+        for request, live_sequences in going_on:
             if request.status is not Status.RUNNING:
                 continue  # it gave way to one before it
-            for sequence in request.live_sequences:
+            for sequence in live_sequences:
                 granted = draft.shares.grant(sequence)
                 if request.num_unscored:
                     granted = self._scorable(draft, request, sequence, granted)

@@ -66,7 +66,14 @@ class Streams:
 
     def grew(self, request: Request, sequence: Sequence) -> None:
         """The sequence has one token more."""
-        self._send_run(request, sequence, len(sequence.generated) - 1)
+        start = len(sequence.generated) - 1
+        if not start:
+            self._send_run(request, sequence, 0)
+            return
+        logprobs = (sequence.logprobs[-1],) if sequence.logprobs else ()
+        last = (sequence.generated[-1],)
+        run = TokenRun(request.submit.request_id, sequence.index, start, last, logprobs)
+        self._outbox.add_run(request.gateway, run)
 
     def scored(self, request: Request) -> None:
         """All of the prompt is scored. Where nothing is drawn, that is all there is to be told."""

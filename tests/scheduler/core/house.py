@@ -215,7 +215,7 @@ class ToyGateway:
                     self._take(run)
             case Finished(request_id):
                 stream = self.streams[request_id]
-                has_scores = len(stream.prompt_logprobs) == stream.num_scores
+                has_scores = len(stream.prompt_logprobs) >= stream.num_scores
                 is_whole = has_scores or message.reason is not FinishReason.LENGTH
                 if message.length == len(stream.tokens) and is_whole:
                     stream.finished = message
