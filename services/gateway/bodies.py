@@ -78,7 +78,12 @@ StopStrings = Annotated[
     ),
 ]
 _TokenId = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WithJsonSchema(TOKEN_ID)]
+TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": TOKEN_ID})]
+"""Checked by hand, as `Prompt` is."""
+
 Flag = bool | None
+MODEL: Final[Any] = Field(None, description="one of /v1/models; default: the first")
+RETURN_TOKEN_STRS: Final[Any] = Field(None, description="token_strs: how each token is written")
 
 
 def _between(low: float, high: float, description: str, *, open_low: bool = False) -> Any:
@@ -118,7 +123,7 @@ class MessageBody(Strict):
 class GenerationBody(Strict):
     """What both endpoints that generate take."""
 
-    model: str | None = Field(None, description="one of /v1/models; default: the first")
+    model: str | None = MODEL
     max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     min_tokens: int | None = Field(
         None, ge=0, le=INT32_MAX, description="no end before so many; at most max_tokens"
@@ -246,3 +251,27 @@ class ChatBody(ConversationBody, GenerationBody):
         le=MAX_LOGPROBS,
         description="and of so many likeliest ones; above 0 only with logprobs: true",
     )
+
+
+class TokenizeTextBody(Strict):
+    """POST /tokenize: a text."""
+
+    model: str | None = MODEL
+    prompt: str
+    add_special_tokens: Flag = Field(None, description="BOS and the like; default true")
+    return_token_strs: Flag = RETURN_TOKEN_STRS
+
+
+class TokenizeChatBody(ConversationBody):
+    """POST /tokenize: a conversation."""
+
+    model: str | None = MODEL
+    add_special_tokens: Flag = Field(None, description="BOS and the like; default false")
+    return_token_strs: Flag = RETURN_TOKEN_STRS
+
+
+class DetokenizeBody(Strict):
+    """POST /detokenize."""
+
+    model: str | None = MODEL
+    tokens: TokenIds

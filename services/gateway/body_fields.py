@@ -84,8 +84,10 @@ def check_sizes(fields: Mapping[str, Any]) -> None:
             raise InvalidField(name, f"takes at most {most} {items}, not {len(value)}")
 
 
-def cleaned(fields: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Without nulls and neutral values.
+def cleaned(
+    fields: Mapping[str, Any], known: Collection[str], *, generates: bool = True
+) -> dict[str, Any]:
+    """Without nulls and, where it `generates`, neutral values.
 
     The first unknown name ends it: pydantic would make an error of each.
     Raises: InvalidField or Unsupported.
@@ -95,7 +97,7 @@ def cleaned(fields: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]
         if name in known:
             if value is not None:
                 kept[name] = value
-        elif name in NEUTRAL or name in REFUSED or name in ELSEWHERE:
+        elif generates and (name in NEUTRAL or name in REFUSED or name in ELSEWHERE):
             if value is None or any(_same(value, neutral) for neutral in NEUTRAL.get(name, ())):
                 continue
             if name in ELSEWHERE:

@@ -93,7 +93,7 @@ def parse_chat(fields: dict[str, Any]) -> Call:
 def validate(model: type[_Body], fields: dict[str, Any]) -> _Body:
     """`fields` as the body they are. Raises: InvalidField or Unsupported, naming the field."""
     check_sizes(fields)
-    kept = cleaned(fields, model.model_fields)
+    kept = cleaned(fields, model.model_fields, generates=issubclass(model, GenerationBody))
     if isinstance(kept.get("stop"), str):
         kept["stop"] = [kept["stop"]]
     if isinstance(options := kept.get("stream_options"), dict):

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,8 +13,11 @@ from services.gateway.call import Call
 from services.gateway.chat import ChatTemplate
 from services.gateway.encoding import Encoder
 from services.gateway.generation import Generation
+from services.gateway.keys import KEY_HASH
 from services.gateway.link import SchedulerLink
+from services.gateway.models import ServedModels
 from services.gateway.request_reading import HttpLimits, body_of, expect_nothing_yet
+from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import RequestError
 from shared.messages import Welcome
@@ -38,14 +40,16 @@ class Routes:
         link: SchedulerLink,
         served_names: tuple[str, ...],
         limits: HttpLimits,
+        stream_interval: int = 1,
     ) -> None:
         self._tokenizer = tokenizer
         template = ChatTemplate(tokenizer.chat) if tokenizer.chat is not None else None
         self._encoder = Encoder(tokenizer, template)
         self._link = link
-        self._served_names = served_names
         self._limits = limits
-        self._created = int(time.time())
+        self._stream_interval = stream_interval
+        self._models = ServedModels(served_names, link)
+        self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
         self.is_draining = False
 
     def add_to(self, app: web.Application) -> None:
@@ -54,8 +58,8 @@ class Routes:
         app.router.add_post(
             "/v1/chat/completions", self.chat_completions, expect_handler=expect_nothing_yet
         )
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/models/{model:.+}", self.model)
+        self._models.add_to(app)
+        self._tokenize.add_to(app)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", metrics_page)
         app.router.add_get("/health", self.ready)
@@ -82,15 +86,15 @@ class Routes:
             raise
 
     async def _carry_out(self, request: web.Request, call: Call) -> web.StreamResponse:
-        model = self._served(call.model, "model")
+        model = self._models.named(call.model)
         welcome = self._welcome()
         answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
         call = replace(call, sampling=sampling)
-        generation = Generation(call, answer, self._tokenizer, self._link)
+        generation = Generation(call, answer, self._tokenizer, self._link, self._stream_interval)
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
-            generation.start(prompts, welcome.eos_token_ids)
+            generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])
             if call.stream is None:
                 return await generation.whole()
             response = web.StreamResponse(headers=sse.HEADERS)
@@ -100,20 +104,6 @@ class Routes:
         finally:
             generation.release()
             request[OUTCOME] = _outcome(generation)
-
-    def _served(self, model: str | None, param: str) -> str:
-        """The name to answer with. Raises: Failure 404 for a model that is not served."""
-        if model is None:
-            return self._served_names[0]
-        if model not in self._served_names:
-            raise failures.Failure(
-                404,
-                f"the model {model[:200]!r} does not exist here; this server has "
-                f"{', '.join(self._served_names)}",
-                "model_not_found",
-                param,
-            )
-        return model
 
     def _welcome(self) -> Welcome:
         """What is known of the model, once requests are taken. Raises: Failure 503."""
@@ -125,29 +115,6 @@ class Routes:
         return welcome
 
     # ------------------------------------------------------------------ telling
-
-    async def models(self, _request: web.Request) -> web.Response:
-        """GET /v1/models."""
-        return web.json_response(
-            {"object": "list", "data": [self._model_card(name) for name in self._served_names]}
-        )
-
-    async def model(self, request: web.Request) -> web.Response:
-        """GET /v1/models/{model}."""
-        name = self._served(request.match_info["model"], "model")
-        return web.json_response(self._model_card(name))
-
-    def _model_card(self, name: str) -> dict[str, Any]:
-        welcome = self._link.scheduler.welcome
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "splitflap",
-            "root": self._served_names[0],
-            "parent": None,
-            "max_model_len": welcome.max_model_len if welcome else None,
-        }
 
     async def version(self, _request: web.Request) -> web.Response:
         """GET /version."""
