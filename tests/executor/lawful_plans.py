@@ -1,12 +1,14 @@
-"""Plans that keep every law, made by hypothesis; and ways to break them, one place at a time.
+"""Plans made by hypothesis: ones that keep every law, broken in a place or two, and of anything.
 
 A plan follows step 4, in which sequences 1 and 2 had a token drawn (2 in vain).
 """
 
 from dataclasses import fields, is_dataclass, replace
+from typing import get_type_hints
 
 from hypothesis import strategies as st
 
+from shared.ids import Ids
 from shared.messages import PREVIOUS, Move, Row, Sample, Score, StepPlan
 from shared.sampling import DrawParams
 from tests.executor.plans import BOOT, LIMITS
@@ -160,3 +162,41 @@ def wild_plans(draw):
         is_ids = path[-1] in MAY_BE_EMPTY
         plan = put(plan, path, draw(IDS if is_ids and node == () else others(node)))
     return plan
+
+
+# --------------------------------------------------------------------------- anything at all
+
+
+def any_of(message, **more):
+    """A message of which every number may be any."""
+    fitting = {int: NUMBERS, float: FLOATS, Ids: IDS}
+    known = {
+        name: fitting[hint] for name, hint in get_type_hints(message).items() if hint in fitting
+    }
+    return st.builds(message, **(known | more))
+
+
+def some(strategy, most):
+    """A tuple of up to so many."""
+    return st.lists(strategy, max_size=most).map(tuple)
+
+
+ANY_SAMPLES = any_of(
+    Sample,
+    draw=st.none()
+    | st.just(DrawParams(temperature=0.0))
+    | any_of(
+        DrawParams,
+        logit_bias=some(st.tuples(NUMBERS, FLOATS), 2),
+        bad_words=some(IDS, 2),
+    ),
+    num_top=st.none() | NUMBERS,
+)
+ANY_ROWS = any_of(Row, samples=some(ANY_SAMPLES, 2), score=st.none() | any_of(Score))
+ANY_MOVES = some(any_of(Move), 3)
+ANY_PLANS = any_of(
+    StepPlan,
+    boot=st.just(BOOT), step_id=st.just(STEP) | NUMBERS, rows=some(ANY_ROWS, 3),
+    preemptions=st.just(()),
+    swap_out=ANY_MOVES, swap_in=ANY_MOVES, copies=ANY_MOVES,
+)  # fmt: skip
