@@ -17,6 +17,7 @@ class Counters:
         prompt_tokens: of prompts computed to their end, each once however often it was recomputed.
         computed_tokens: places assigned by plans sent, recomputed ones included.
         results_dropped: step results of no plan in flight.
+        reports_ignored: parts of a result about sequences that had no row in its plan.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
 
@@ -33,6 +34,7 @@ class Counters:
     plans_lost: int = 0
     row_errors: int = 0
     results_dropped: int = 0
+    reports_ignored: int = 0
     executor_losses: int = 0
     resent_runs: int = 0
 

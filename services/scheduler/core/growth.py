@@ -5,7 +5,7 @@ number ends that request with an error, and no other.
 """
 
 from services.scheduler.core.counters import Counters
-from services.scheduler.core.flight import SentRow
+from services.scheduler.core.flight import SentPlan, SentRow
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.streams import Streams
@@ -16,7 +16,12 @@ class Growth:
     """One step result, ready to be asked row by row."""
 
     def __init__(
-        self, result: StepResult, vocab_size: int, streams: Streams, counters: Counters
+        self,
+        result: StepResult,
+        sent: SentPlan,
+        vocab_size: int,
+        streams: Streams,
+        counters: Counters,
     ) -> None:
         self._failed = {error.sequence_id: error for error in result.row_errors}
         self._sampled = {sampled.sequence_id: sampled for sampled in result.sampled}
@@ -25,6 +30,9 @@ class Growth:
         self._streams = streams
         self._counters = counters
         counters.row_errors += len(self._failed)
+        for reports in (self._sampled, self._failed, self._scored):
+            if not reports.keys() <= sent.rows.keys():
+                counters.reports_ignored += len(reports.keys() - sent.rows.keys())
 
     def grow(self, row: SentRow) -> Finish | None:
         """Keep and tell what this row made. Returns: its end, if something is wrong with it."""

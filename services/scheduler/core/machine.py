@@ -162,7 +162,7 @@ class Scheduler:
         self.counters.plans_finished += 1
         if self._limits is None:
             raise InvariantBroken("a plan was in flight before any model was known")
-        growth = Growth(result, self._limits.vocab_size, self._streams, self.counters)
+        growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
         endings = []
         for row in sent.rows.values():
             if row.sequence.finish is not None:
