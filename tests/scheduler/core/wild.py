@@ -22,7 +22,7 @@ from shared.messages import (
     Submit,
 )
 from shared.sampling import DrawParams, FinishReason, SamplingParams
-from tests.scheduler.core.house import VOCAB
+from tests.scheduler.core.toys import VOCAB
 
 INT32 = st.sampled_from((-(2**31), -1, 0, 1, VOCAB - 1, VOCAB, 2**31 - 1)) | st.integers(
     -(2**31), 2**31 - 1
