@@ -65,7 +65,7 @@ class Generation:
         sampling = self.call.sampling
         if self.call.is_seeded or number == 0:
             return sampling
-        return replace(sampling, seed=(sampling.seed + number) % (max(INT64) + 1))
+        return replace(sampling, seed=(sampling.seed + number) % INT64.stop)
 
     def release(self) -> None:
         """Tell the scheduler that nobody reads any more."""
