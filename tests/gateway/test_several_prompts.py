@@ -169,6 +169,16 @@ async def test_prompts_that_are_alike_draw_apart_unless_they_are_seeded(house: H
     assert (one, two) == (7, 7)
 
 
+@pytest.mark.parametrize(("count", "has_ids"), [(128, True), (129, False)])
+async def test_ids_of_very_many_choices_are_left_out(house, count, has_ids) -> None:
+    """They would be most of the bytes."""
+    async with house.stream(PATH, prompt=["a"] * count) as events:
+        assert await events.frame() == [": ping"]
+        lines = await events.frame()
+        assert any(line.startswith("id: ") for line in lines) == has_ids
+        assert len(await events.rest()) == 2 * count
+
+
 async def test_a_thousand_prompts(house: House) -> None:
     """Each is answered with its own number; the stream is whole."""
     house.scheduler.answer = lambda submit: bytes(submit.prompt) * 3
