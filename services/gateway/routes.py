@@ -94,9 +94,9 @@ class Routes:
         model = self._models.named(call.model)
         welcome = self._welcome()
         answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
-        sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
-        call = replace(call, sampling=sampling)
         generation = Generation(call, answer, self._tokenizer, self._link, self._stream_interval)
+        sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
+        generation.call = replace(call, sampling=sampling)  # its clock runs since it was made
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
             generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])
