@@ -81,6 +81,14 @@ async def test_one_that_is_refused_ends_them_all_and_leaves_nothing(house, strea
     assert house.gateway.link.num_open == 0
 
 
+async def test_the_prompt_that_is_to_blame_is_named(house: House) -> None:
+    too_long = Refused("", ErrorCode.CONTEXT_LENGTH, "prompt has 9 tokens; fewer fit", "prompt")
+    house.scheduler.script.extend([Script(), Script(refusal=too_long)])
+    status, told = await house.post(PATH, prompt=["a", "b"])
+    assert (status, told["error"]["param"]) == (400, "prompt[1]")
+    assert told["error"]["message"] == "prompt[1]: prompt has 9 tokens; fewer fit"
+
+
 async def test_no_byte_goes_out_before_all_are_taken(house: House) -> None:
     house.scheduler.is_mute = True
     asking = asyncio.create_task(house.http.post(house.url + PATH, json=stream_of(["a", "b"])))
