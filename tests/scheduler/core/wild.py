@@ -6,7 +6,7 @@ from typing import get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from shared.codec import decode, encode
-from shared.ids import Ids
+from shared.ids import Biases, Ids
 from shared.messages import (
     Attach,
     Cancel,
@@ -45,6 +45,8 @@ def wild(hint):
     """Any value of one annotation that has a wire form."""
     if hint == Ids:
         return st.lists(INT32, max_size=6).map(tuple)
+    if hint == Biases:
+        return st.lists(st.tuples(INT32, PLAIN[float]), max_size=6).map(tuple)
     hint = getattr(hint, "__supertype__", hint)
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
