@@ -121,7 +121,7 @@ class StreamOptionsBody(Strict):
 class MessageBody(Strict):
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
 

@@ -8,6 +8,7 @@ from services.gateway.call import Chat
 from services.gateway.field_errors import written
 from shared.errors import InvalidField, Unsupported
 
+_ROLES: Final = {"developer": "system"}  # OpenAI's newer name; the models' templates know the older
 _BETWEEN_PARTS: Final = "\n"  # as vLLM, TensorRT-LLM and LMDeploy join them
 
 
@@ -30,8 +31,11 @@ def chat_of(body: ConversationBody) -> Chat:
             "continue_final_message",
             f"needs a last message of the assistant, not of the {body.messages[-1].role}",
         )
-    messages = tuple([{"role": each.role, "content": each.content} for each in body.messages])
-    return Chat(messages, adds, continues)
+    messages = [
+        {"role": _ROLES.get(each.role, each.role), "content": each.content}
+        for each in body.messages
+    ]
+    return Chat(tuple(messages), adds, continues)
 
 
 def _cleaned(message: dict[str, Any], index: int) -> dict[str, Any]:

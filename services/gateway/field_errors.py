@@ -31,7 +31,7 @@ def explained(error: ValidationError) -> RequestError:
     path, given, kind = written(*problem["loc"]), problem["input"], problem["type"]
     if kind == "missing":
         return InvalidField(path, "is required")
-    if kind == "literal_error" and path.endswith(".role") and given in ("tool", "developer"):
+    if kind == "literal_error" and path.endswith(".role") and given == "tool":
         return Unsupported(path, f"{given!r} is not supported by this server yet")
     if kind == "float_type" and type(given) is int:
         return InvalidField(path, "is too large for a number")

@@ -132,6 +132,12 @@ async def test_parts_of_a_message_are_joined(house: House) -> None:
     assert bytes(house.scheduler.of(Submit)[0].prompt) == b"user: one\ntwo\nassistant: "
 
 
+async def test_a_developer_is_who_was_called_system(house: House) -> None:
+    status, _ = await house.post(CHATS, messages=[{"role": "developer", "content": "Go"}, *CHAT])
+    assert status == 200
+    assert bytes(house.scheduler.of(Submit)[0].prompt) == b"system: Go\nuser: Hi\nassistant: "
+
+
 async def test_an_answer_that_goes_on(house: House) -> None:
     messages = [*CHAT, {"role": "assistant", "content": "Well, "}]
     status, _ = await house.post(
