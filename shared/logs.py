@@ -10,7 +10,7 @@ import structlog
 def configure_logs(
     service: str, level: str = "info", log_format: Literal["console", "json"] = "console"
 ) -> None:
-    """Send every event to stderr with time, level and `service`.
+    """Send every event to stderr with time, level and `service`; fields that are None left out.
 
     `level` is debug, info, warning or error.
     """
@@ -21,6 +21,7 @@ def configure_logs(
         return event
 
     processors: list[Any] = [
+        _without_nothing,
         add_service,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -37,6 +38,10 @@ def configure_logs(
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, force=True)
+
+
+def _without_nothing(_logger: Any, _method: str, event: Any) -> Any:
+    return {name: value for name, value in event.items() if value is not None}
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -145,8 +145,11 @@ def check_draw(draw: DrawParams, vocab_size: int) -> None:
     _check_ids("logit_bias", biased, MAX_BIASES, vocab_size)
     if len(set(biased)) < len(biased):
         raise InvalidField("logit_bias", "names a token id twice")
-    for _, bias in draw.logit_bias:
-        _check_range("logit_bias", bias, -100.0, 100.0)
+    for token_id, bias in draw.logit_bias:
+        if not -100.0 <= bias <= 100.0:
+            raise InvalidField(
+                "logit_bias", f"of token {token_id} must be a number from -100 to 100, not {bias}"
+            )
     _check_ids("allowed_token_ids", draw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, vocab_size)
     if len(draw.bad_words) > MAX_BAD_WORDS:
         raise InvalidField("bad_words", f"takes at most {MAX_BAD_WORDS}, not {len(draw.bad_words)}")

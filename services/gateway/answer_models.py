@@ -63,6 +63,29 @@ class CompletionAnswer(_Form):
     usage: Usage
 
 
+class CompletionChunkChoice(_Form):
+    """What is new of one answer."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None = Field(description="null until its end")
+    stop_reason: str | int | None = Field(None, description="with finish_reason")
+    token_ids: list[int] | None = Field(None, description="with return_token_ids")
+    prompt_token_ids: list[int] | None = Field(None, description="in the first, likewise")
+
+
+class CompletionChunk(_Form):
+    """An event of a streamed completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice] = Field(description="none in the last, with the usage")
+    usage: Usage | None = Field(None, description="with stream_options.include_usage")
+
+
 class LikelyToken(_Form):
     """A token that could have stood there."""
 
@@ -114,6 +137,38 @@ class ChatAnswer(_Form):
     usage: Usage
     prompt_token_ids: list[int] | None = Field(None, description="with return_token_ids")
     prompt_logprobs: PromptLogprobs | None = Field(None, description="with prompt_logprobs")
+
+
+class ChatDelta(_Form):
+    """What is new of a message: its role in the first event, then text, in the last nothing."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(_Form):
+    """What is new of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None = Field(description="null until its end")
+    stop_reason: str | int | None = Field(None, description="with finish_reason")
+    token_ids: list[int] | None = Field(None, description="with return_token_ids")
+
+
+class ChatChunk(_Form):
+    """An event of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice] = Field(description="none in the last, with the usage")
+    usage: Usage | None = Field(None, description="with stream_options.include_usage")
+    prompt_token_ids: list[int] | None = Field(
+        None, description="in the first, with return_token_ids"
+    )
 
 
 class ModelCard(_Form):

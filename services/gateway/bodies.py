@@ -129,14 +129,22 @@ class GenerationBody(Strict):
     """What both endpoints that generate take."""
 
     model: str | None = MODEL
-    max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    max_tokens: int | None = Field(
+        None, ge=0, le=INT32_MAX, description="tokens to generate at most"
+    )
     min_tokens: int | None = Field(
         None, ge=0, le=INT32_MAX, description="no end before so many; at most max_tokens"
     )
     temperature: float | None = _between(0, 100, "default 1; 0 takes the likeliest token")
-    top_p: float | None = _between(0, 1, "default 1: all", open_low=True)
-    top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="0 (default) and -1: all")
-    min_p: float | None = _between(0, 1, "default 0: all")
+    top_p: float | None = _between(
+        0, 1, "draw from the likeliest that have so much together; default 1: all", open_low=True
+    )
+    top_k: int | None = Field(
+        None, ge=-1, le=INT32_MAX, description="draw from so many; 0 (default), -1: all"
+    )
+    min_p: float | None = _between(
+        0, 1, "draw from those with this share of the likeliest's; default 0: all"
+    )
     n: int | None = Field(
         None,
         ge=-INT32_MAX,
@@ -144,7 +152,9 @@ class GenerationBody(Strict):
         description="1 so far",
         json_schema_extra={"minimum": 1, "maximum": 1},
     )
-    seed: int | None = _between(INT64.start, INT64.stop - 1, "the same seed, the same answer")
+    seed: int | None = _between(
+        INT64.start, INT64.stop - 1, "the same seed, the same answer; default: drawn"
+    )
     stop: StopStrings = None
     stop_token_ids: list[_TokenId] | None = _ids(MAX_STOP_TOKEN_IDS, "tokens that end the answer")
     ignore_eos: Flag = Field(None, description="go on after the model's end of text")
@@ -185,13 +195,20 @@ class GenerationBody(Strict):
         description="log-probabilities of the prompt's tokens and so many others; not streamed",
     )
     return_token_ids: Flag = Field(None, description="token_ids and prompt_token_ids beside text")
+    return_tokens_as_token_ids: Flag = Field(
+        None, description="log-probabilities write a token as token_id:123, never two alike"
+    )
     add_special_tokens: Flag = Field(
         None,
         description="what the model wants around a text (BOS): default true, in chats false",
     )
-    stream: Flag = Field(None, description="answer by server-sent events")
-    stream_options: StreamOptionsBody | None = Field(None, description="only with stream: true")
+    stream: Flag = Field(None, description="answer by server-sent events, token by token")
+    stream_options: StreamOptionsBody | None = Field(
+        None, description="how it looks; only with stream: true"
+    )
     user: str | None = Field(None, description="taken without effect")
+    safety_identifier: str | None = Field(None, description="taken without effect")
+    prompt_cache_key: str | None = Field(None, description="taken without effect")
     metadata: dict[str, str] | None = Field(
         None,
         description="taken without effect",
@@ -204,7 +221,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompt
     max_tokens: int | None = Field(
-        None, ge=0, le=INT32_MAX, description="default 16; 0 only with echo"
+        None, ge=0, le=INT32_MAX, description="default 16; 0 only with echo or prompt_logprobs"
     )
     echo: Flag = Field(None, description="the prompt before the answer")
     logprobs: int | None = Field(
@@ -217,7 +234,11 @@ class ConversationBody(Strict):
 
     messages: Annotated[
         list[MessageBody],
-        Field(min_length=1, json_schema_extra={"maxItems": MAX_MESSAGES}),
+        Field(
+            min_length=1,
+            description="the conversation, oldest first",
+            json_schema_extra={"maxItems": MAX_MESSAGES},
+        ),
         FailFast(),
     ]
     add_generation_prompt: Flag = Field(

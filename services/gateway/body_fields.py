@@ -5,6 +5,7 @@ nothing; a field that is known but not honoured yet is refused, and so is one th
 """
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from services.gateway.bodies import (
@@ -20,17 +21,19 @@ from shared.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES, MAX_STOP_TOKEN_ID
 
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "store": (False,),
-    "service_tier": ("auto",),
+    "service_tier": ("auto", "default"),
     "best_of": (1,),
     "suffix": ("",),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "priority": (0,),
     "cache_salt": ("",),
     "tools": ([],),
     "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
@@ -39,9 +42,8 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 REFUSED: Final = frozenset(
     ("audio", "chat_template", "chat_template_kwargs", "documents", "function_call", "functions",
      "guided_choice", "guided_grammar", "guided_json", "guided_regex", "kv_transfer_params",
-     "logits_processors", "mm_processor_kwargs", "parallel_tool_calls", "prediction",
-     "prompt_cache_key", "prompt_embeds", "reasoning_effort", "request_id", "safety_identifier",
-     "spaces_between_special_tokens", "structured_outputs", "truncate_prompt_tokens", "verbosity",
+     "logits_processors", "mm_processor_kwargs", "prediction", "prompt_embeds",
+     "reasoning_effort", "request_id", "structured_outputs", "truncate_prompt_tokens", "verbosity",
      "web_search_options")
 )  # fmt: skip
 """Fields of OpenAI or vLLM that this server does not have (yet); null is absent."""
@@ -57,11 +59,26 @@ ELSEWHERE: Final = {
 }
 """Fields that only this one of the two endpoints has."""
 
-REFUSED_INSIDE: Final = frozenset(
-    ("name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call",
-     "reasoning_content", "include_obfuscation")
-)  # fmt: skip
-"""Fields of messages and stream options that OpenAI or vLLM have and this server has not."""
+IN_MESSAGES: Final[dict[str, tuple[Any, ...]]] = {
+    "type": ("text",),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "name": (),
+    "tool_call_id": (),
+    "refusal": (),
+    "audio": (),
+    "function_call": (),
+    "reasoning": (),
+    "reasoning_content": (),
+}
+"""Fields of messages that OpenAI or vLLM have and this server has not; the values that ask for
+nothing. So an answer's message, dumped by the official client, can be sent back."""
+
+IN_STREAM_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+"""The same of stream options."""
+
+_MAX_NAME_COMPARED: Final = 64
+_CLOSE: Final = 0.75  # of difflib's likeness, 0 to 1: one or two letters of a name are wrong
 
 _MOST: Final = (
     ("stop", MAX_STOP_STRINGS, "strings"),
@@ -104,29 +121,38 @@ def cleaned(
                 raise Unsupported(name, f"belongs to {ELSEWHERE[name]}; leave it out here")
             raise Unsupported(name)
         else:
-            raise unknown(name)
+            raise unknown(name, known=known)
     return kept
 
 
 def cleaned_inside(
-    fields: Mapping[str, Any], known: Collection[str], *where: str | int
+    fields: Mapping[str, Any],
+    known: Collection[str],
+    others: Mapping[str, tuple[Any, ...]],
+    *where: str | int,
 ) -> dict[str, Any]:
-    """The same for an object inside the body, at `where`. Raises: InvalidField or Unsupported."""
+    """The same for an object inside the body, at `where`; of `others`, with neutral values.
+
+    Raises: InvalidField or Unsupported.
+    """
     kept = {}
     for name, value in fields.items():
         if name in known:
             if value is not None:
                 kept[name] = value
-        elif name not in REFUSED_INSIDE:
-            raise unknown(*where, name)
-        elif value is not None:
+        elif name not in others:
+            raise unknown(*where, name, known=known)
+        elif value is not None and not any(_same(value, neutral) for neutral in others[name]):
             raise Unsupported(written(*where, name))
     return kept
 
 
-def unknown(*path: str | int) -> InvalidField:
-    """The error of a name that nobody has."""
-    return InvalidField(written(*path), "is not a field of this endpoint; leave it out")
+def unknown(*path: str | int, known: Collection[str] = ()) -> InvalidField:
+    """The error of a name that nobody has, and the one of `known` that may have been meant."""
+    name = str(path[-1])
+    near = get_close_matches(name, known, 1, _CLOSE) if len(name) <= _MAX_NAME_COMPARED else ()
+    advice = f"did you mean {near[0]}?" if near else "leave it out"
+    return InvalidField(written(*path), f"is not a field of this endpoint; {advice}")
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -44,7 +44,8 @@ class Call:
 
     `echo` puts the prompt before the text; with `sampling.logprobs` it brings the prompt's
     logprobs along, for which `sampling.prompt_logprobs` is set too. `returns_prompt_logprobs` is
-    the field of that name, vLLM's, with its own form.
+    the field of that name, vLLM's, with its own form. `tokens_as_ids` writes `token_id:5` for a
+    token in log-probabilities.
     """
 
     endpoint: Endpoint
@@ -58,6 +59,7 @@ class Call:
     include_stop_str_in_output: bool = False
     echo: bool = False
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
     returns_prompt_logprobs: bool = False
     stream: StreamOptions | None = None
     max_tokens_name: str = "max_tokens"

@@ -3,12 +3,13 @@
 from typing import Any, Final
 
 from services.gateway.bodies import ConversationBody, MessageBody
-from services.gateway.body_fields import cleaned_inside, unknown
+from services.gateway.body_fields import IN_MESSAGES, cleaned_inside, unknown
 from services.gateway.call import Chat
 from services.gateway.field_errors import written
 from shared.errors import InvalidField, Unsupported
 
 _ROLES: Final = {"developer": "system"}  # OpenAI's newer name; the models' templates know the older
+_OF_TOOLS: Final = ("tool", "function")
 _BETWEEN_PARTS: Final = "\n"  # as vLLM, TensorRT-LLM and LMDeploy join them
 
 
@@ -39,7 +40,14 @@ def chat_of(body: ConversationBody) -> Chat:
 
 
 def _cleaned(message: dict[str, Any], index: int) -> dict[str, Any]:
-    kept = cleaned_inside(message, MessageBody.model_fields, "messages", index)
+    if message.get("role") in _OF_TOOLS:
+        raise Unsupported(
+            written("messages", index, "role"),
+            f"{message['role']!r} is not supported by this server yet: it has no tools",
+        )
+    kept = cleaned_inside(message, MessageBody.model_fields, IN_MESSAGES, "messages", index)
+    if message.get("content", "") is None:
+        raise InvalidField(written("messages", index, "content"), "is null; give a text")
     if isinstance(content := kept.get("content"), list):
         where = ("messages", index, "content")
         if not content:

@@ -105,14 +105,18 @@ def unavailable(message: str) -> Failure:
     )
 
 
-def unauthorized() -> Failure:
-    """No key, or none that is good; what was sent is told to nobody."""
-    return Failure(
-        401,
-        "this server needs an API key: send it as Authorization: Bearer KEY",
-        "invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
+def no_key() -> Failure:
+    """No key was sent."""
+    return _unauthorized("this server needs an API key: send it as Authorization: Bearer KEY")
+
+
+def wrong_key() -> Failure:
+    """A key that is not good; it is told to nobody."""
+    return _unauthorized("incorrect API key: send one of this server's (its --api-key)")
+
+
+def _unauthorized(message: str) -> Failure:
+    return Failure(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def internal() -> Failure:
@@ -127,7 +131,10 @@ def of_http(error: web.HTTPException) -> Failure:
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     match error.status:
         case 404:
-            message, code = "there is nothing at this path; see /v1/models", "not_found"
+            message, code = (
+                "there is nothing at this path; /openapi.json lists what there is",
+                "not_found",
+            )
         case 405:
             message, code = f"this path takes {headers.get('Allow')}", "method_not_allowed"
         case 413:

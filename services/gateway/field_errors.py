@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from shared.errors import InvalidField, RequestError, Unsupported
+from shared.errors import InvalidField, RequestError
 
 _MAX_NAME_SHOWN: Final = 64
 _MAX_VALUE_SHOWN: Final = 40
@@ -31,8 +31,6 @@ def explained(error: ValidationError) -> RequestError:
     path, given, kind = written(*problem["loc"]), problem["input"], problem["type"]
     if kind == "missing":
         return InvalidField(path, "is required")
-    if kind == "literal_error" and path.endswith(".role") and given == "tool":
-        return Unsupported(path, f"{given!r} is not supported by this server yet")
     if kind == "float_type" and type(given) is int:
         return InvalidField(path, "is too large for a number")
     if kind == "too_short":

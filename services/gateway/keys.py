@@ -46,13 +46,18 @@ class ApiKeys:
 
         Raises: Failure 401.
         """
-        key_hash: bytes | None = b""
-        if self.are_set and not _is_open(request):
-            key_hash = self.hash_of(request.headers.getall("Authorization", ()))
-        if key_hash is None:
-            raise failures.unauthorized()
-        request[KEY_HASH] = key_hash
+        needs_key = self.are_set and not _is_open(request)
+        sent = request.headers.getall("Authorization", ())
+        request[KEY_HASH] = self._checked(sent) if needs_key else b""
         return await handler(request)
+
+    def _checked(self, authorization: Sequence[str]) -> bytes:
+        key_hash = self.hash_of(authorization)
+        if key_hash is not None:
+            return key_hash
+        if any(each.lower().startswith(_SCHEME) for each in authorization):
+            raise failures.wrong_key()
+        raise failures.no_key()
 
 
 def _is_open(request: web.Request) -> bool:

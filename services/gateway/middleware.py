@@ -81,12 +81,13 @@ def _note(request: web.Request, status: int, began: float) -> None:
     outcome = request.get(OUTCOME, {})
     is_watching = path.startswith(("/health", "/metrics"))  # again and again, by machines
     say = _log.debug if is_watching else _log.info
+    sent = request.headers.get("X-Request-Id")
     say(
         "request_finished",
         method=request.method,
         path=request.path[:200],
         status=status,
         duration_ms=round(seconds * 1e3, 1),
-        client_request_id=request[REQUEST_ID],
+        client_request_id=sent if sent == request[REQUEST_ID] else None,  # left out of the line
         **outcome,
     )

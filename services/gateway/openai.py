@@ -19,7 +19,12 @@ from services.gateway.bodies import (
     StreamOptionsBody,
     Strict,
 )
-from services.gateway.body_fields import check_sizes, cleaned, cleaned_inside
+from services.gateway.body_fields import (
+    IN_STREAM_OPTIONS,
+    check_sizes,
+    cleaned,
+    cleaned_inside,
+)
 from services.gateway.call import Call, StreamOptions
 from services.gateway.conversation import chat_of, cleaned_messages
 from services.gateway.field_errors import explained
@@ -40,9 +45,9 @@ def parse_completion(fields: dict[str, Any]) -> Call:
     prompts = prompts_of(body.prompt)
     echo = bool(body.echo)
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens == 0 and not echo:
-        raise InvalidField("max_tokens", "must be at least 1 (0 only with echo)")
     of_prompt = body.prompt_logprobs
+    if max_tokens == 0 and not echo and of_prompt is None:
+        raise InvalidField("max_tokens", "must be at least 1 (0 only with echo or prompt_logprobs)")
     if echo and body.logprobs is not None:
         if of_prompt not in (None, body.logprobs):
             raise InvalidField(
@@ -97,8 +102,9 @@ def validate(model: type[_Body], fields: dict[str, Any]) -> _Body:
     if isinstance(kept.get("stop"), str):
         kept["stop"] = [kept["stop"]]
     if isinstance(options := kept.get("stream_options"), dict):
-        known = StreamOptionsBody.model_fields
-        kept["stream_options"] = cleaned_inside(options, known, "stream_options")
+        kept["stream_options"] = cleaned_inside(
+            options, StreamOptionsBody.model_fields, IN_STREAM_OPTIONS, "stream_options"
+        )
     if isinstance(messages := kept.get("messages"), list):
         kept["messages"] = cleaned_messages(messages)
     try:
@@ -117,6 +123,7 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "stop": _texts("stop", body.stop or (), MAX_STOP_CHARACTERS),
         "include_stop_str_in_output": bool(body.include_stop_str_in_output),
         "return_token_ids": bool(body.return_token_ids),
+        "tokens_as_ids": bool(body.return_tokens_as_token_ids),
         "returns_prompt_logprobs": body.prompt_logprobs is not None,
         "is_seeded": body.seed is not None,
         "stream": _stream(body),

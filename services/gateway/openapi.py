@@ -12,14 +12,21 @@ from pydantic.json_schema import models_json_schema
 
 from services.gateway import answer_models as answers
 from services.gateway import bodies
-from services.gateway.body_fields import ELSEWHERE, NEUTRAL, REFUSED, REFUSED_INSIDE
+from services.gateway.body_fields import (
+    ELSEWHERE,
+    IN_MESSAGES,
+    IN_STREAM_OPTIONS,
+    NEUTRAL,
+    REFUSED,
+)
 from services.gateway.keys import OPEN_TO_ALL
 from shared.version import VERSION
 
 _SCHEMAS: Final = "#/components/schemas/"
 _JSON: Final = "application/json"
 _GENERATING: Final = (bodies.CompletionBody, bodies.ChatBody)
-_WITH_REFUSED_FIELDS: Final = (bodies.MessageBody, bodies.StreamOptionsBody)
+_INSIDE: Final = ((bodies.MessageBody, IN_MESSAGES), (bodies.StreamOptionsBody, IN_STREAM_OPTIONS))
+_ABOUT_A_FIELD: Final = ("anyOf", "description", "title", "default", "deprecated")
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 
 _WHY: Final = {
@@ -46,10 +53,25 @@ _REQUEST_ID: Final = {
     "schema": {"type": "string"},
 }
 _STREAM: Final = (
-    "with stream: true, server-sent events: `data:` and an object of the same form whose choices "
-    "hold what is new (in chats as `delta`), and `data: [DONE]` at the end. An error after the "
-    "beginning is an event of the error's form."
+    "with stream: true, server-sent events: `data:` and an object of the form {chunk}, whose "
+    "choices hold what is new, and `data: [DONE]` at the end. An error after the beginning is an "
+    "event of the form ErrorAnswer."
 )
+_NAMES: Final = {
+    "/v1/completions": ("createCompletion", "generating"),
+    "/v1/chat/completions": ("createChatCompletion", "generating"),
+    "/tokenize": ("tokenize", "tokens"),
+    "/detokenize": ("detokenize", "tokens"),
+    "/v1/models": ("listModels", "models"),
+    "/v1/models/{model}": ("retrieveModel", "models"),
+    "/version": ("getVersion", "server"),
+    "/metrics": ("getMetrics", "server"),
+    "/openapi.json": ("getOpenapi", "server"),
+    "/health": ("getHealth", "server"),
+    "/health/ready": ("getReadiness", "server"),
+    "/health/live": ("getLiveness", "server"),
+}
+"""Each path's one operation, and the group it is shown in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +89,8 @@ def document(facts: Facts) -> dict[str, Any]:
     paths = _paths()
     for path, operations in paths.items():
         for operation in operations.values():
+            operation["operationId"], tag = _NAMES[path]
+            operation["tags"] = [tag]
             operation["parameters"] = [*operation.get("parameters", ()), _REQUEST_ID]
             if facts.needs_key and path not in OPEN_TO_ALL:
                 operation["security"] = [{"key": []}]
@@ -101,11 +125,16 @@ def _paths() -> dict[str, dict[str, Any]]:
     return {
         "/v1/completions": {
             "post": _generate(
-                "Go on with a text", [bodies.CompletionBody], answers.CompletionAnswer
+                "Go on with a text",
+                bodies.CompletionBody,
+                answers.CompletionAnswer,
+                answers.CompletionChunk,
             )
         },
         "/v1/chat/completions": {
-            "post": _generate("Answer a conversation", [bodies.ChatBody], answers.ChatAnswer)
+            "post": _generate(
+                "Answer a conversation", bodies.ChatBody, answers.ChatAnswer, answers.ChatChunk
+            )
         },
         "/tokenize": {
             "post": _post(
@@ -135,12 +164,13 @@ def _paths() -> dict[str, dict[str, Any]]:
 
 
 def _generate(
-    summary: str, asked: Sequence[type[BaseModel]], answer: type[BaseModel]
+    summary: str, asked: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]
 ) -> dict[str, Any]:
     told = _answer(_ref(answer))
-    told["description"] = f"the answer; {_STREAM}"
-    told["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-    return _post(summary, asked, told, _OF_GENERATING)
+    told["description"] = f"the answer; {_STREAM.format(chunk=chunk.__name__)}"
+    schema = {"type": "string", "description": f"events of the form {_SCHEMAS}{chunk.__name__}"}
+    told["content"]["text/event-stream"] = {"schema": schema}
+    return _post(summary, [asked], told, _OF_GENERATING)
 
 
 def _post(
@@ -218,7 +248,8 @@ def _schemas(facts: Facts) -> dict[str, Any]:
         *_GENERATING, bodies.TokenizeTextBody, bodies.TokenizeChatBody, bodies.DetokenizeBody,
     )  # fmt: skip
     told = (
-        answers.CompletionAnswer, answers.ChatAnswer, answers.ModelCard, answers.ModelList,
+        answers.CompletionAnswer, answers.CompletionChunk, answers.ChatAnswer, answers.ChatChunk,
+        answers.ModelCard, answers.ModelList,
         answers.TokenizeAnswer, answers.DetokenizeAnswer, answers.VersionAnswer, answers.Ready,
         answers.NotReady, answers.Live, answers.ErrorAnswer,
     )  # fmt: skip
@@ -232,8 +263,10 @@ def _schemas(facts: Facts) -> dict[str, Any]:
         if facts.max_model_len is not None:
             for name in properties.keys() & _COUNTS:
                 properties[name]["maximum"] = facts.max_model_len - 1
-    for inside in _WITH_REFUSED_FIELDS:
-        schemas[inside.__name__]["properties"] |= {name: _refused() for name in REFUSED_INSIDE}
+    for inside, others in _INSIDE:
+        schemas[inside.__name__]["properties"] |= {
+            name: _only(values) if values else _refused() for name, values in others.items()
+        }
     for body in asked:
         schemas[body.__name__]["properties"]["model"]["enum"] = [*facts.names, None]
     for schema in schemas.values():
@@ -241,22 +274,31 @@ def _schemas(facts: Facts) -> dict[str, Any]:
             field.pop("title", None)  # pydantic's: the name once more
             if field.get("default", ...) is None:
                 del field["default"]  # absent; the description says what happens then
+            _say_once(field)
     return schemas
 
 
 def _other_fields(model: type[BaseModel]) -> dict[str, Any]:
     """What is known and has no field: neutral values are taken, null is absent."""
-    others = {
-        name: {"enum": [*values, None], "description": "only what asks for nothing"}
-        for name, values in NEUTRAL.items()
-    }
+    others = {name: _only(values) for name, values in NEUTRAL.items()}
     for name in (REFUSED | ELSEWHERE.keys()) - model.model_fields.keys():
         others[name] = _refused()
     return dict(sorted(others.items()))
 
 
+def _only(values: Sequence[Any]) -> dict[str, Any]:
+    return {"enum": [*values, None], "description": "only what asks for nothing"}
+
+
 def _refused() -> dict[str, Any]:
-    return {"type": "null", "description": "not supported here"}
+    return {"type": "null", "description": "not supported here", "deprecated": True}
+
+
+def _say_once(field: dict[str, Any]) -> None:
+    """Move the limits told beside a field's types into its first type, over what stands there."""
+    limits = field.keys() - {*_ABOUT_A_FIELD, "enum"}
+    if "anyOf" in field and limits:
+        field["anyOf"][0] |= {name: field.pop(name) for name in sorted(limits)}
 
 
 def _with_vocabulary(node: Any, vocab_size: int) -> Any:

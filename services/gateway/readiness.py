@@ -62,6 +62,11 @@ class Readiness:
         return self._mismatch or self._phase or "waiting for the scheduler's welcome"
 
     @property
+    def is_mismatched(self) -> bool:
+        """Whether it serves another model than ours, which no waiting mends."""
+        return bool(self._mismatch)
+
+    @property
     def _can_queue(self) -> bool:
         return self.welcome is not None and not self._is_silent
 

@@ -116,7 +116,8 @@ class Routes:
             raise failures.shutting_down()
         welcome = self._link.scheduler.welcome
         if welcome is None or not self._link.scheduler.takes_requests:
-            raise failures.unavailable(f"not ready: {self._link.scheduler.phase}; try again")
+            advice = "" if self._link.scheduler.is_mismatched else "; try again"
+            raise failures.unavailable(f"not ready: {self._link.scheduler.phase}{advice}")
         return welcome
 
     # ------------------------------------------------------------------ telling

@@ -27,7 +27,8 @@ class StreamEvents:
         self._progress = progress
         self._tokenizer = tokenizer
         num_top = call.sampling.logprobs or 0
-        self._logprobs = LogprobFields(call.endpoint, num_top, TokenNames(tokenizer))
+        names = TokenNames(tokenizer, as_ids=call.tokens_as_ids)
+        self._logprobs = LogprobFields(call.endpoint, num_top, names)
         self._positions = ["0"] * len(progress.choices)
         self._num_told = 0
         self._unopened = set(range(len(progress.choices)))

@@ -6,11 +6,13 @@ from services.gateway.tokenizer import Tokenizer
 class TokenNames:
     """A token's own decoded text; special tokens, which are no text, by their names.
 
-    One of these lives as long as an answer, and remembers what it has written.
+    With `as_ids` they are `token_id:5` instead (vLLM's return_tokens_as_token_ids). One of these
+    lives as long as an answer, and remembers what it has written.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
         self._keys: dict[int, str] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -19,14 +21,21 @@ class TokenNames:
 
     def text(self, token_id: int) -> str:
         """A part of a character is U+FFFD, as in OpenAI's chats; `bytes_of` has the truth."""
+        if self._as_ids:
+            return _id(token_id)
         return self.bytes_of(token_id).decode(errors="replace")
 
     def key(self, token_id: int) -> str:
         r"""A part of a character is `bytes:\xe4\xb8`, as in OpenAI's completions: told apart."""
         known = self._keys.get(token_id)
         if known is None:
-            known = self._keys[token_id] = _key(self.bytes_of(token_id))
+            known = _id(token_id) if self._as_ids else _key(self.bytes_of(token_id))
+            self._keys[token_id] = known
         return known
+
+
+def _id(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _key(raw: bytes) -> str:

@@ -30,7 +30,8 @@ class WholeAnswer:
         self._progress = progress
         self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer)
-        self._logprobs = LogprobFields(call.endpoint, call.sampling.logprobs or 0, self._names)
+        names = TokenNames(tokenizer, as_ids=True) if call.tokens_as_ids else self._names
+        self._logprobs = LogprobFields(call.endpoint, call.sampling.logprobs or 0, names)
         self._logprobs_of_prompt = logprobs_of_prompt
 
     def json(self) -> str:

@@ -84,6 +84,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
         "boolean",
     ),
     ({"stream": True, "stream_options": {"surprise": 1}}, "stream_options.surprise", "not a field"),
+    ({"stream": True, "stream_options": {"name": None}}, "stream_options.name", "not a field"),
+    ({"return_tokens_as_token_ids": 1}, "return_tokens_as_token_ids", "boolean"),
+    ({"prompt_cache_key": 1}, "prompt_cache_key", "string"),
     (
         {"stream": True, "stream_options": {"continuous_usage_stats": True}},
         "stream_options.continuous_usage_stats",
@@ -101,7 +104,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
     ({"repetition_penalty": "1"}, "repetition_penalty", "number"),
     ({"logit_bias": [1]}, "logit_bias", "object"),
-    ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+    ({"logit_bias": {"4": 1, "5": 101}}, "logit_bias", "of token 5 must be a number from -100 to"),
     ({"logit_bias": {"512": 1}}, "logit_bias", "vocabulary (0..511)"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is no token id in decimal"),
     ({"logit_bias": {"05": 1}}, "logit_bias", "'05' is no token id in decimal"),
@@ -124,7 +127,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"return_token_ids": 1}, "return_token_ids", "boolean"),
     ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "boolean"),
     ({"strange": None}, "strange", "not a field"),
-    ({"temprature": 1}, "temprature", "not a field"),
+    ({"temprature": 1}, "temprature", "not a field of this endpoint; did you mean temperature?"),
+    ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
+    ({"x" * 65: 1}, "x" * 64 + "...", "leave it out"),
     ({"user": 5}, "user", "string"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "takes at most 16 pairs, not 17"),
@@ -154,7 +159,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": ["Hi"]}, "messages[0]", "must be an object, not a string"),
     ({"messages": [{"role": "x" * 5000, "content": "Hi"}]}, "messages[0].role", "xxx'..."),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is null; give"),
     ({"messages": [*CHAT, {"role": "user", "content": 5}]}, "messages[1].content", "string"),
     ({"messages": [{"content": "Hi"}]}, "messages[0].role", "required"),
     ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "'user'"),
@@ -166,6 +171,12 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     ({"messages": CHAT, "max_completion_tokens": -5}, "max_completion_tokens", "not -5"),
     ({"messages": [{**CHAT[0], "mood": "x"}]}, "messages[0].mood", "not a field"),
+    ({"messages": [{**CHAT[0], "type": "x"}]}, "messages[0].type", "not supported"),
+    (
+        {"messages": [{**CHAT[0], "include_obfuscation": None}]},
+        "messages[0].include_obfuscation",
+        "not a field",
+    ),
     ({"messages": [parts()]}, "messages[0].content", "is empty"),
     ({"messages": [parts("x")]}, "messages[0].content[0]", "must be an object"),
     ({"messages": [parts(TEXT, {})]}, "messages[0].content[1].type", "required"),
@@ -209,6 +220,14 @@ NOT_YET = [
     (CHATS, "response_format", {"response_format": {"type": "json_object"}}),
     (CHATS, "chat_template", {"chat_template": "x"}),
     (CHATS, "messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    (CHATS, "messages[0].role", {"messages": [{"role": "tool", "tool_call_id": "x"}]}),
+    (CHATS, "messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": [1]}]}),
+    (
+        COMPLETIONS,
+        "stream_options.include_obfuscation",
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+    ),
+    (CHATS, "verbosity", {"verbosity": "low"}),
     (CHATS, "messages[0].name", {"messages": [{**CHAT[0], "name": "x"}]}),
     (CHATS, "messages[0].content[1].type", {"messages": [parts(TEXT, {"type": "image_url"})]}),
     (CHATS, "echo", {"echo": True}),
@@ -231,9 +250,28 @@ NEUTRAL = [
     {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "suffix": ""},
     {"messages": None, "max_completion_tokens": None, "functions": None, "audio": None},
     {"store": False, "metadata": {}, "seed": None, "stream_options": None},
+    {"service_tier": "default", "parallel_tool_calls": True, "spaces_between_special_tokens": True},
+    {"parallel_tool_calls": False, "prompt_cache_key": "x", "safety_identifier": "y"},
 ]
 
 
 @pytest.mark.parametrize("fields", NEUTRAL, ids=repr)
 async def test_what_asks_for_nothing_is_taken(house: House, fields: dict[str, Any]) -> None:
     assert (await house.complete(**fields))["choices"][0]["text"] == "ok"
+
+
+NEUTRAL_MESSAGES = [
+    {"role": "user", "content": "Hi", "type": "text"},
+    {"role": "assistant", "content": "Hi", "tool_calls": [], "annotations": [], "audio": None},
+]
+
+
+async def test_a_message_may_carry_what_asks_for_nothing(house: House) -> None:
+    status, answer = await house.post(CHATS, messages=[*NEUTRAL_MESSAGES, *CHAT])
+    assert status == 200, answer
+
+
+async def test_stream_options_may_carry_what_asks_for_nothing(house: House) -> None:
+    options = {"include_obfuscation": False}
+    async with house.stream(COMPLETIONS, prompt="Hi", stream_options=options) as events:
+        assert (await events.rest())[-1] == "[DONE]"

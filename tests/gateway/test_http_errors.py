@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import structlog
 
 from tests.gateway.house import House
 
@@ -85,3 +86,18 @@ async def test_a_client_that_asks_first_is_refused_first(house: House, head, ans
     """`error_of` finds one answer only: no "100 Continue" before it."""
     status, code, _ = await error_of(house, POST + head + b"Expect: 100-continue\r\n\r\n")
     assert (status, code) == answer
+
+
+async def test_an_unknown_path_points_to_what_there_is(house: House) -> None:
+    status, told = await house.get("/v1/nothing")
+    assert status == 404
+    assert "/openapi.json" in told["error"]["message"]
+
+
+async def test_the_log_has_a_clients_id_only_where_it_sent_one(house: House) -> None:
+    with structlog.testing.capture_logs() as events:
+        for headers in ({}, {"X-Request-Id": "mine"}, {"X-Request-Id": "not printable \t"}):
+            async with house.http.get(house.url + "/version", headers=headers) as response:
+                assert response.headers["X-Request-Id"]
+    told = [event["client_request_id"] for event in events]
+    assert told == [None, "mine", None], "and None is left out of a line"

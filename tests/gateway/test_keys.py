@@ -92,6 +92,21 @@ async def test_the_official_client_understands_the_refusal(locked: House) -> Non
         with pytest.raises(openai.AuthenticationError) as caught:
             await client.completions.create(model="toy", prompt="Hi")
     assert caught.value.code == "invalid_api_key"
+    assert "incorrect API key" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (None, "needs an API key"),
+        ("Bearer ", "needs an API key"),
+        ("Bearer x", "incorrect API key"),
+    ],
+)
+async def test_a_wrong_key_and_none_are_told_apart(locked: House, header, said: str) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    async with locked.http.get(locked.url + "/v1/models", headers=headers) as response:
+        assert said in (await response.json())["error"]["message"]
 
 
 async def test_without_keys_any_header_will_do_and_there_is_no_hash(house: House) -> None:

@@ -45,6 +45,40 @@ def test_a_chat_has_exactly_as_many_as_asked(num_top: int) -> None:
     assert [top["token"] for top in entry["top_logprobs"]] == ["a", "b"][:num_top]
 
 
+def test_tokens_may_be_written_as_ids() -> None:
+    names = TokenNames(ToyTokenizer(), as_ids=True)
+    places = PositionLogprobs(-1.0, 1, (0xE4, 97), (-1.0, -2.0))
+    token = [PlacedToken(0xE4, 0, places)]
+    told = LogprobFields("completion", 2, names).of(token)
+    assert told["tokens"] == ["token_id:228"]
+    assert told["top_logprobs"] == [{"token_id:228": -1.0, "token_id:97": -2.0}]
+    (entry,) = LogprobFields("chat", 2, names).of(token)["content"]
+    assert (entry["token"], entry["bytes"]) == ("token_id:228", [0xE4])
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_client_may_ask_for_ids(house: House, is_streamed: bool) -> None:
+    house.scheduler.script.append(Script(["a"]))
+    asked = {"prompt": "Hi", "logprobs": 0, "return_tokens_as_token_ids": True}
+    if is_streamed:
+        async with house.stream(PATH, **asked) as events:
+            choices = [event["choices"][0] for event in await events.rest() if event != "[DONE]"]
+    else:
+        choices = (await house.complete(**asked))["choices"]
+    (told,) = [choice["logprobs"]["tokens"] for choice in choices if choice["logprobs"]]
+    assert told == ["token_id:97"]
+
+
+async def test_a_prompt_may_be_scored_and_nothing_generated(house: House) -> None:
+    house.scheduler.script.append(Script([]))
+    answer = await house.complete(prompt="Hi", max_tokens=0, prompt_logprobs=1)
+    (choice,) = answer["choices"]
+    assert choice["text"] == ""
+    first, second = choice["prompt_logprobs"]
+    assert first is None
+    assert str(ord("i")) in second
+
+
 def test_half_a_character_is_told_apart_in_both_forms() -> None:
     """As OpenAI does: `bytes:` in completions, U+FFFD and the true bytes in chats."""
     places = PositionLogprobs(-1.0, 1, (0xE4, 0xB8), (-1.0, -2.0))

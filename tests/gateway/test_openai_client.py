@@ -31,6 +31,14 @@ async def test_a_chat(house: House, client: openai.AsyncOpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
+async def test_an_answer_goes_back_as_it_came(house: House, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="toy", messages=CHAT)
+    message = answer.choices[0].message
+    for said in (message.model_dump(), message.model_dump(exclude_none=True), message):
+        again = await client.chat.completions.create(model="toy", messages=[*CHAT, said, *CHAT])
+        assert again.choices[0].message.content == "ok"
+
+
 async def test_a_streamed_chat_with_usage(house: House, client: openai.AsyncOpenAI) -> None:
     house.scheduler.script.append(Script(["a\u2028b", "\u0085c\r\nd"]))
     stream = await client.chat.completions.create(

@@ -68,13 +68,66 @@ async def test_every_field_is_described(house: House, body) -> None:
     assert body.model_fields.keys() <= schema["properties"].keys()
     assert schema["properties"]["store"]["enum"] == [False, None]
     assert schema["properties"]["functions"]["type"] == "null"
+    assert schema["properties"]["functions"]["deprecated"] is True
+    assert all(
+        field["description"] for field in schema["properties"].values() if "$ref" not in field
+    )
+
+
+async def test_a_limit_is_told_once(house: House) -> None:
+    for schema in (await document(house))["components"]["schemas"].values():
+        for name, field in schema.get("properties", {}).items():
+            if "anyOf" in field:
+                assert field.keys() <= {"anyOf", "description", "default", "enum"}, name
+
+
+async def test_a_message_and_stream_options_have_their_own_other_fields(house: House) -> None:
+    schemas = (await document(house))["components"]["schemas"]
+    options, message = (
+        schemas[name]["properties"] for name in ("StreamOptionsBody", "MessageBody")
+    )
+    assert options.keys() == {"include_usage", "continuous_usage_stats", "include_obfuscation"}
+    assert {"tool_calls", "annotations", "type"} < message.keys()
+    assert "include_obfuscation" not in message
+
+
+async def test_operations_have_names_and_groups(house: House) -> None:
+    told = await document(house)
+    operations = [told["paths"][path][method] for path, method in PATHS.items()]
+    assert len({operation["operationId"] for operation in operations}) == len(PATHS)
+    assert all(len(operation["tags"]) == 1 for operation in operations)
+
+
+STREAMED = [
+    ("/v1/completions", "CompletionChunk", {"prompt": "Hi", "logprobs": 2}),
+    ("/v1/completions", "CompletionChunk", {"prompt": "Hi", "echo": True, "logprobs": 1}),
+    ("/v1/chat/completions", "ChatChunk", {"logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", "ChatChunk", {"return_token_ids": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "fields"), STREAMED, ids=repr)
+async def test_events_have_the_form_that_is_told(house: House, path, name, fields) -> None:
+    schemas = (await document(house))["components"]["schemas"]
+    form = jsonschema_rs.validator_for(
+        {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+    )
+    if "chat" in path:
+        fields = {**fields, "messages": [{"role": "user", "content": "Hi"}]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with house.stream(path, **fields, stream_options=options) as events:
+        *chunks, done = await events.rest()
+    assert done == "[DONE]"
+    assert len(chunks) > 2
+    for chunk in chunks:
+        form.validate(chunk)
 
 
 async def test_the_limits_are_this_servers(tmp_path: Path) -> None:
     options = {"max_model_len": 100, "vocab": 300}
     async with open_house(tmp_path, scheduler_options=options) as house:
         fields = (await document(house))["components"]["schemas"]["ChatBody"]["properties"]
-    assert fields["max_completion_tokens"]["maximum"] == 99
+    assert fields["max_completion_tokens"]["anyOf"][0]["maximum"] == 99
     assert fields["stop_token_ids"]["anyOf"][0]["items"]["maximum"] == 299
     assert fields["model"]["enum"] == ["toy", None]
 

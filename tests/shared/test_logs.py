@@ -17,7 +17,9 @@ def logging_as_it_was():
 
 def test_json_lines_carry_the_event_its_fields_and_the_service(capsys):
     configure_logs("executor", "info", "json")
-    speaker = threading.Thread(target=lambda: get_logger("sizing").info("pool", blocks=40))
+    speaker = threading.Thread(
+        target=lambda: get_logger("sizing").info("pool", blocks=40, free=None)
+    )
     speaker.start()
     speaker.join()
     get_logger("sizing").debug("not heard")

@@ -4,7 +4,7 @@ import schemathesis
 from schemathesis import GenerationMode
 
 BETWEEN_FIELDS = (
-    "max_tokens: must be at least 1 (0 only with echo)",
+    "max_tokens: must be at least 1 (0 only with echo or prompt_logprobs)",
     "above max_tokens",
     "max_completion_tokens: is ",
     "stream_options: is for streams",
