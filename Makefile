@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c ops/c
 .PHONY: serve test fuzz install lint format bench clean
 
 serve: install ## the server, on http://127.0.0.1:8000
-	exec $(BIN)/splitflap up $(ARGS)
+	@exec $(BIN)/splitflap up $(ARGS)
 
 test: $(VENV)/.test-installed ## every test
 	$(BIN)/python -m pytest

@@ -28,7 +28,6 @@ from shared.links import MAX_IPC_PATH_BYTES, RUN_FOLDER_PREFIX
 from shared.logs import get_logger
 from shared.model_source import find_model
 from shared.settings import (
-    API_KEY_VARIABLE,
     ENV_PREFIX,
     CommonSettings,
     ExecutorSettings,
@@ -116,19 +115,22 @@ async def supervise(settings: UpSettings) -> int:
     started = time.monotonic()
     source = find_model(settings.model)
     _check_port(settings.host, settings.port)
-    folder = _socket_folder()
     stopping, hurrying = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
         if stopping.is_set():
             hurrying.set()
         else:
-            _log.info("stopping", open_streams_get_s=settings.shutdown_timeout, hurry="Ctrl-C")
+            _log.info(
+                f"stopping: open streams get {settings.shutdown_timeout:g} s to finish; "
+                "Ctrl-C again ends them now"
+            )
             stopping.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
+    folder = _socket_folder()
     children = _children(settings, folder)
     try:
         watchers = [asyncio.create_task(_keep_alive(child, stopping)) for child in children]
@@ -211,7 +213,10 @@ async def _keep_alive(child: _Child, stopping: asyncio.Event) -> int:
 
 
 async def _announce(settings: UpSettings, model: str, started: float) -> None:
-    """Say on stdout where to go, once the gateway is ready; until then, log each new phase."""
+    """Say on stdout where to go, once the gateway is ready; until then, log each new phase.
+
+    Where logs are for machines it is an event among them.
+    """
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
     phase = ""
@@ -224,6 +229,16 @@ async def _announce(settings: UpSettings, model: str, started: float) -> None:
                 _log.info("starting", phase=now)
                 phase = now
             await asyncio.sleep(_POLL_S)
+    took_s = time.monotonic() - started
+    if settings.log_format == "json":
+        _log.info("ready", url=url, model=model, took_s=round(took_s, 1))
+        return
+    sys.stdout.write(banner(url, model, took_s, needs_key=bool(settings.api_key)))
+    sys.stdout.flush()
+
+
+def banner(url: str, model: str, took_s: float, *, needs_key: bool) -> str:
+    """Where to go, and a first question to paste; it shows no key."""
     body = json.dumps(
         {
             "model": model,
@@ -232,13 +247,12 @@ async def _announce(settings: UpSettings, model: str, started: float) -> None:
             "messages": [{"role": "user", "content": _QUESTION}],
         }
     )
-    key = f'    -H "Authorization: Bearer ${API_KEY_VARIABLE}" \\\n' if settings.api_key else ""
-    sys.stdout.write(
-        f"\nSplitflap is ready after {time.monotonic() - started:.1f} s: {url}\n\n"
+    key = "    -H 'Authorization: Bearer YOUR_KEY' \\\n" if needs_key else ""
+    return (
+        f"\nSplitflap is ready after {took_s:.1f} s: {url}\n\n"
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n\nCtrl-C stops it.\n\n"
     )
-    sys.stdout.flush()
 
 
 async def _phase(session: aiohttp.ClientSession, url: str) -> tuple[str, bool]:

@@ -10,8 +10,10 @@ where it has one.
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -25,6 +27,7 @@ from pydantic_settings import (
 )
 
 from shared.errors import StartError
+from shared.flags import HIDDEN, asks_for_help, help_text, meant
 from shared.model_source import DEFAULT_MODEL
 
 ENV_PREFIX: Final = "SPLITFLAP_"
@@ -82,8 +85,12 @@ class CommonSettings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="TOML file with settings")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is worth a line"
+    )
+    log_format: Literal["console", "json"] = Field(
+        "console", description="lines for people, or JSON for machines; always on stderr"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -164,7 +171,7 @@ class ExecutorSettings(CommonSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="of weights and KV cache; auto: bfloat16 where the CPU computes in it"
     )
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu"] = Field("auto", description="what computes; auto: the CPU")
     max_model_len: Positive | None = Field(
         None, description="longest sequence, prompt included; default: the model's, if it fits"
     )
@@ -190,7 +197,9 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
 
     request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
-    metrics_port: Port | None = Field(None, description="refused here: use the two below")
+    metrics_port: Port | None = Field(
+        None, description="refused here: use the two below", json_schema_extra=HIDDEN
+    )
     scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
     executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
 
@@ -231,6 +240,9 @@ def from_flags(
 
     Raises: StartError naming the setting and what it takes. Exits after --help.
     """
+    if asks_for_help(arguments):
+        sys.stdout.write(help_text(settings_class, program))
+        raise SystemExit(0)
     try:
         return settings_class(
             **given, _cli_parse_args=list(arguments), _cli_prog_name=program
@@ -238,7 +250,8 @@ def from_flags(
     except ValidationError as error:
         raise StartError(_explain(error)) from error
     except SettingsError as error:
-        raise StartError(f"{error}; see {program} --help") from error
+        said = meant(settings_class, arguments) or str(error)
+        raise StartError(f"{said}; see {program} --help") from error
 
 
 def flags_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> list[str]:
@@ -287,17 +300,26 @@ def _read_toml(path: Path) -> Mapping[str, Any]:
 def _refuse_unknown(names: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = sorted(set(names) - known)
     if unknown:
-        raise StartError(f"{where}no setting is called {', '.join(unknown)}")
+        near = get_close_matches(unknown[0], known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise StartError(f"{where}no setting is called {', '.join(unknown)}{hint}")
 
 
 def _explain(error: ValidationError) -> str:
     lines = []
-    for problem in error.errors(include_url=False, include_context=False):
+    for problem in error.errors(include_url=False):
         message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "literal_error":
+            choices = problem["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
+            message = f"choose from {choices}"
         if not problem["loc"]:  # of several settings together
             lines.append(message)
             continue
         flag = "--" + str(problem["loc"][0]).replace("_", "-")
-        given = "" if problem["loc"][0] in _SECRET else f" {problem['input']!r}"
+        given = "" if problem["loc"][0] in _SECRET else f" {_written(problem['input'])}"
         lines.append(f"{flag}{given}: {message}")
     return "; ".join(lines)
+
+
+def _written(given: Any) -> str:
+    return " ".join(map(str, given)) if isinstance(given, list | tuple) else repr(given)

@@ -70,7 +70,11 @@ def _check_whole(answer: Answer, recording: Recording, num_choices: int, *, is_d
     elif ended_badly:
         answer.fail(f"finish reason {min(filter(None, ended_badly))}", "the server gave up")
     elif not any(choice.times_s for choice in answer.choices.values()):
-        answer.fail("no text", "the stream ended, and no text was in it")
+        answer.fail(
+            "no text",
+            "the stream ended, and no text was in it: the model ended at "
+            "once (try --ignore-eos), or wants a chat (--backend openai-chat)",
+        )
     elif len(answer.choices) < num_choices:
         answer.fail("choices missing", f"n={num_choices} asked, {len(answer.choices)} came")
 

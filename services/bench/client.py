@@ -76,9 +76,20 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     url = base_url + "/v1/models"
     try:
         async with session.get(url) as answer:
+            if answer.status == 401:
+                raise StartError(
+                    f"{url} answers 401: give the server's key by --api-key or OPENAI_API_KEY"
+                )
             answer.raise_for_status()
             listed = await answer.json(content_type=None)
         return str(listed["data"][0]["id"])
+    except aiohttp.ClientConnectorError as error:
+        if isinstance(error.os_error, ConnectionRefusedError):
+            raise StartError(
+                f"nothing listens at {base_url}; start a server there, or name another one by "
+                "--base-url"
+            ) from error
+        raise StartError(f"{url}: {error} (--base-url)") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise StartError(
             f"{url}: {error or repr(error)}; is the server there (--base-url, --api-key)?"

@@ -49,8 +49,8 @@ class BenchSettings(BaseSettings):
     )
 
     base_url: str | None = Field(None, description="of the server; instead of --host and --port")
-    host: str = "127.0.0.1"
-    port: Port = 8000
+    host: str = Field("127.0.0.1", description="where the server listens")
+    port: Port = Field(8000, description="its port")
     backend: Backend | None = Field(
         None, description="also --endpoint-type; default: openai-chat for A, B and C, else openai"
     )
@@ -67,15 +67,25 @@ class BenchSettings(BaseSettings):
     num_prompts: Positive | None = Field(
         None, description="default: 1000; for A, B and C 3 x concurrency, at least 8"
     )
-    seed: int = 0
-    random_input_len: Positive = 1024
-    random_output_len: Positive = 128
-    random_range_ratio: Ratio = 0.0
-    random_prefix_len: int = Field(0, ge=0)
-    prefix_repetition_prefix_len: Positive = 256
-    prefix_repetition_suffix_len: Positive = 256
-    prefix_repetition_num_prefixes: Positive = 10
-    prefix_repetition_output_len: Positive = 128
+    seed: int = Field(0, description="of all dice: the same seed, the same requests")
+    random_input_len: Positive = Field(1024, description="random: tokens of a prompt")
+    random_output_len: Positive = Field(128, description="random, burstgpt: tokens of an answer")
+    random_range_ratio: Ratio = Field(
+        0.0, description="random: both lengths vary by this share, up and down"
+    )
+    random_prefix_len: int = Field(0, ge=0, description="random: first tokens that all share")
+    prefix_repetition_prefix_len: Positive = Field(
+        256, description="prefix_repetition: tokens of a prefix"
+    )
+    prefix_repetition_suffix_len: Positive = Field(
+        256, description="prefix_repetition: tokens behind it"
+    )
+    prefix_repetition_num_prefixes: Positive = Field(
+        10, description="prefix_repetition: different prefixes"
+    )
+    prefix_repetition_output_len: Positive = Field(
+        128, description="prefix_repetition: tokens of an answer"
+    )
     sharegpt_output_len: Positive | None = Field(None, description="default: the data's own")
 
     request_rate: float = Field(float("inf"), gt=0, description="requests a second; inf: at once")
@@ -87,20 +97,22 @@ class BenchSettings(BaseSettings):
     )
     request_timeout: Seconds = Field(21_600.0, description="seconds for one answer")
 
-    ignore_eos: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
+    ignore_eos: bool = Field(
+        False, description="answers of full length, past the model's end of text"
+    )
+    temperature: float | None = Field(None, description="default: the workload's, mostly 0")
+    top_p: float | None = Field(None, description="sent if given")
+    top_k: int | None = Field(None, description="sent if given")
+    min_p: float | None = Field(None, description="sent if given")
+    frequency_penalty: float | None = Field(None, description="sent if given")
+    presence_penalty: float | None = Field(None, description="sent if given")
+    repetition_penalty: float | None = Field(None, description="sent if given")
     extra_body: str = Field(
         "{}", description='JSON put into each request; "$MAX" is its max_tokens, null takes out'
     )
 
     percentile_metrics: str = Field(",".join(METRICS), description="of " + ",".join(METRICS))
-    metric_percentiles: str = "50,90,99"
+    metric_percentiles: str = Field("50,90,99", description="which percentiles to report")
     goodput: tuple[str, ...] = Field(
         (), description="limits in ms, like ttft:200 tpot:50 e2el:5000"
     )
@@ -151,8 +163,10 @@ class BenchSettings(BaseSettings):
     def _are_limits(cls, limits: tuple[str, ...]) -> tuple[str, ...]:
         for limit in limits:
             name, _, milliseconds = limit.partition(":")
-            if name not in GOODPUT_METRICS or not float(milliseconds) >= 0:
-                raise ValueError(f"{limit!r}: write {', '.join(GOODPUT_METRICS)}, a colon, ms")
+            if name not in GOODPUT_METRICS or not _is_a_limit(milliseconds):
+                raise ValueError(
+                    f"{limit!r}: write {', '.join(GOODPUT_METRICS)}, a colon, ms, like ttft:200"
+                )
         return limits
 
     @field_validator("header", "metadata")
@@ -241,6 +255,13 @@ class BenchSettings(BaseSettings):
 def pairs(given: Sequence[str]) -> dict[str, str]:
     """KEY=VALUE strings as a dictionary."""
     return {name: value for name, _, value in (pair.partition("=") for pair in given)}
+
+
+def _is_a_limit(milliseconds: str) -> bool:
+    try:
+        return float(milliseconds) >= 0
+    except ValueError:
+        return False
 
 
 def load_settings(arguments: Sequence[str]) -> BenchSettings:

@@ -27,6 +27,8 @@ def write_table(
         lines.append(_row(f"Mean {name} (ms):", statistics.fmean(values) * 1000))
         lines.append(_row(f"Median {name} (ms):", statistics.median(values) * 1000))
         for percent in percentiles:
+            if percent == 50:
+                continue  # the median
             lines.append(_row(f"P{percent:g} {name} (ms):", percentile(values, percent) * 1000))
     lines.append("=" * _WIDTH)
     if report.first_error is not None:

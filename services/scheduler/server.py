@@ -60,6 +60,7 @@ from shared.settings import SchedulerSettings
 MOST_BLOCKS: Final = 2**24  # the free list holds each: more is a lie, and would fill our memory
 TICK_S: Final = 0.1
 STATS_S: Final = 10.0
+IGNORED_S: Final = 60.0  # an executor that is not taken asks twice a second: one line a minute
 NO_EXECUTOR: Final = "waiting for an executor"
 
 _log = get_logger("scheduler")
@@ -87,6 +88,8 @@ class SchedulerServer:
     phase: str = NO_EXECUTOR
     executor: _Executor | None = None
     executors_seen: int = 0
+    ignored: tuple[Boot | None, float] = (None, 0.0)
+    """The last executor that a line was written about instead of taking it, and when."""
     gateways: dict[Gateway, float] = field(default_factory=dict)
     step_seconds: StepSeconds = field(default_factory=StepSeconds)
 
@@ -219,7 +222,7 @@ class SchedulerServer:
             _log.error("executor_refused", why=absurd, boot=ready.boot)
             return
         if current is not None and current.peer != peer:
-            _log.warning("executor_ignored", why="another one is at work", boot=ready.boot)
+            self._ignore(ready.boot, now)
             return
         if current is not None and now - current.adopted_at < 2 * HEARTBEAT_S:
             self.steps.send(peer, Adopt(self.boot))  # our first word has not reached it yet
@@ -238,6 +241,13 @@ class SchedulerServer:
         self.handle(ExecutorJoined(now, ready))
         for gateway in self.gateways:
             self._welcome(gateway)
+
+    def _ignore(self, boot: Boot, now: float) -> None:
+        """Another executor is at work: say so once, and once a minute while it keeps asking."""
+        last_boot, said_at = self.ignored
+        if boot != last_boot or now - said_at >= IGNORED_S:
+            self.ignored = (boot, now)
+            _log.warning("executor_ignored", why="another one is at work", boot=boot)
 
     def _lose_executor(self, why: str) -> None:
         if self.executor is None:

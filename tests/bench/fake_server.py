@@ -28,9 +28,12 @@ class FakeServer:
         self.open = self.most_open = 0
         self.held = asyncio.Event()
         self.url = ""
+        self.is_locked = False
 
     async def models(self, request):
         self.headers.append(request.headers)
+        if self.is_locked:
+            return web.Response(status=401)
         return web.json_response({"data": [{"id": "fake"}, {"id": "other"}]})
 
     async def generate(self, request):

@@ -102,6 +102,17 @@ async def test_what_is_wrong_is_said_before_anything_is_sent():
     assert server.asked == []
 
 
+async def test_a_server_that_is_not_there_or_wants_a_key_is_said():
+    status, _, err = await command("--base-url", "http://127.0.0.1:1", "--tokenizer", "toy")
+    assert status == 2
+    assert "nothing listens at http://127.0.0.1:1" in err
+    async with serving() as server:
+        server.is_locked = True
+        status, _, err = await command(*against(server))
+    assert status == 2
+    assert "401: give the server's key by --api-key or OPENAI_API_KEY" in err
+
+
 async def test_progress_is_shown_where_somebody_looks():
     async with serving() as server:
         shown = {}

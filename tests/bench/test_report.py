@@ -95,6 +95,12 @@ def test_the_table_says_it_all():
         assert line in table.splitlines()
 
 
+def test_the_median_is_told_once():
+    table = write_table(report(FAST, SLOW), ALL, [50, 90], title="Result")
+    assert table.count("Median TTFT (ms):") == 1
+    assert "P50" not in table
+
+
 def test_a_run_of_failures_has_a_table_too():
     run = report(FAILED)
     table = write_table(run, ALL, [99], title="Result")

@@ -1,9 +1,12 @@
 """The scheduler's shell: who is there, who is gone, and what reaches the core."""
 
+import math
 from dataclasses import replace
 
 import pytest
+import structlog
 
+from services.scheduler.server import IGNORED_S
 from shared.ids import Boot
 from shared.liveness import SILENCE_S
 from shared.messages import (
@@ -90,6 +93,25 @@ async def test_a_second_executor_has_to_wait(world):
     await say(second, replace(READY, boot=Boot(6)))
     await hear(second, Adopt)
     assert world.server.executor.peer == b"e6"
+
+
+async def test_an_executor_that_waits_is_told_of_once_a_minute(world):
+    first = await world.executor()
+    second = world.peer("step", b"e6")
+    with structlog.testing.capture_logs() as events:
+
+        async def until_told(*boots):
+            await until(lambda: [each["boot"] for each in events] == [Boot(boot) for boot in boots])
+
+        for boot in (6, 6, 7, 7):
+            await say(second, replace(READY, boot=Boot(boot)))
+        await until_told(6, 7)
+        for _ in range(math.ceil(2 * IGNORED_S / SILENCE_S)):
+            world.now += SILENCE_S / 2
+            await say(first, Heartbeat(Boot(5)))
+            await until(lambda: world.server.executor.heard_at == world.now)
+        await say(second, replace(READY, boot=Boot(7)))
+        await until_told(6, 7, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""--help: every flag has a text, and no word of Python's."""
+
+import pytest
+
+from services.bench.settings import BenchSettings
+from shared.errors import StartError
+from shared.flags import HIDDEN, help_text
+from shared.settings import (
+    ExecutorSettings,
+    GatewaySettings,
+    SchedulerSettings,
+    UpSettings,
+    load,
+)
+
+ALL = [UpSettings, GatewaySettings, SchedulerSettings, ExecutorSettings, BenchSettings]
+
+
+@pytest.mark.parametrize("settings_class", ALL, ids=lambda each: each.__name__)
+def test_every_flag_has_a_text_and_no_word_of_pythons(settings_class):
+    told = help_text(settings_class, "splitflap")
+    for name, field in settings_class.model_fields.items():
+        assert field.description, name
+        is_told = f"  --{name.replace('_', '-')}" in told
+        assert is_told == (field.json_schema_extra != HIDDEN), name
+    for word in ("lambda", "default: null", "None", "tuple", "()", "Annotated", "class"):
+        assert word not in told
+
+
+def test_help_is_printed_with_choices_and_defaults(capsys):
+    with pytest.raises(SystemExit) as ended:
+        load(UpSettings, ["--port", "wrong", "--help"], "splitflap up")
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "--log-format {console,json}" in told
+    assert "(default: 8000)" in told
+    assert "(default: 0.0)" in told
+    assert "--metrics-port" not in told.replace("scheduler-metrics", "").replace("executor-m", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--prot", "1"], "--prot: is no flag of this command; did you mean --port\\?"),
+        (["--max-num-seq=3"], "did you mean --max-num-seqs"),
+        (["--gpu-memory-utilization", "0.9"], "--kv-cache-memory-bytes says"),
+        (["--zzzzzz"], "leave it out"),
+        (["--log-level", "loud"], "'loud': choose from debug, info, warning, error$"),
+    ],
+)
+def test_what_was_meant_is_said(flags, said):
+    with pytest.raises(StartError, match=said):
+        load(UpSettings, flags, "splitflap up")
