@@ -55,6 +55,16 @@ def test_a_second_signal_does_not_wait_for_open_streams(tmp_path):
     until(lambda: [path.name for path in tmp_path.iterdir()] == ["log.txt"], "nothing left")
 
 
+def test_logs_for_machines_hold_nothing_else(tmp_path):
+    stack = start(tmp_path, "--model", "toy", "--log-format", "json")
+    until(lambda: '"event": "ready"' in stack.log.read_text(), "the event")
+    assert stack.stop() == 0
+    lines = [json.loads(line) for line in stack.log.read_text().splitlines()]
+    (ready,) = [line for line in lines if line["event"] == "ready"]
+    assert (ready["url"], ready["model"]) == (stack.url, "toy")
+    assert not [line for line in lines if None in line.values()]
+
+
 def test_two_stacks_on_one_machine_do_not_meet(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
