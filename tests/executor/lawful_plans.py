@@ -156,7 +156,8 @@ def wild_plans(draw):
         found = [
             (path, node)
             for path, node in places(plan)
-            if path[-1] not in ("preemptions", "boot") and (node is not None or "score" not in path)
+            if path[-1] not in ("preemptions", "boot")
+            and (node is not None or path[-1] not in ("score", "draw"))
         ]
         path, node = draw(st.sampled_from(found[::-1]))  # hypothesis likes the first ones best
         is_ids = path[-1] in MAY_BE_EMPTY
