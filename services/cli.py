@@ -4,12 +4,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shared.errors import InvariantBroken, StartError
-from shared.version import VERSION
 
 if TYPE_CHECKING:
     from shared.settings import (
@@ -112,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _carry_out(command: str, rest: Sequence[str]) -> int:
     match command:
         case "version" | "--version":
+            from shared.version import VERSION
+
             sys.stdout.write(VERSION + "\n")
             return 0
         case "help" | "--help" | "-h":
@@ -139,6 +139,8 @@ def _service(command: str, rest: Sequence[str]) -> int:
 
 
 def _no_command(given: str) -> str:
+    from difflib import get_close_matches
+
     if not given:
         return "give a command"
     near = _OTHER_NAMES.get(given) or next(iter(get_close_matches(given, COMMANDS, 1)), None)

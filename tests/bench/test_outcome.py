@@ -117,7 +117,7 @@ WHOLE = ((1.0, said("a", finish="stop")), (1.0, used(1)))
         ),
         (judged((1.0, said("a", finish="abort")), (1.0, DONE)), "finish reason abort", "gave up"),
         (judged((1.0, said("")), (1.0, DONE)), "no text", "no text"),
-        (judged((1.0, DONE)), "no text", "no text"),
+        (judged((1.0, DONE)), "no text", "try --ignore-eos"),
         (judged(*WHOLE, (1.0, DONE), num_choices=2), "choices missing", "n=2 asked, 1 came"),
         (judged((1.0, b"data: {oops\n\n"), (1.0, DONE)), "no JSON", "oops"),
         (judged((1.0, b"data: 7\n\n"), (1.0, DONE)), "no JSON", "7"),

@@ -73,7 +73,10 @@ async def test_another_model_than_the_tokenizers_is_not_ready(tmp_path, options,
         async with asyncio.timeout(5):
             while said not in (await house.get("/health/ready"))[1].get("phase", ""):
                 await scheduler.until_next()
-        assert (await house.post(PATH, prompt="x"))[0] == 503
+        status, told = await house.post(PATH, prompt="x")
+        assert status == 503
+        assert said in told["error"]["message"]
+        assert "try again" not in told["error"]["message"], "waiting does not help"
 
 
 # ------------------------------------------------------------------ a scheduler without executor

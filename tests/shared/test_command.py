@@ -41,6 +41,7 @@ def test_what_is_no_command_is_said_and_what_may_be_meant(capsys, given, said):
 @pytest.mark.parametrize(
     ("command", "module"),
     [
+        ("version", "shared.version"),
         ("up", "services.supervisor"),
         ("gateway", "shared.settings"),
         ("gateway", "services.gateway.app"),
