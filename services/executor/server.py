@@ -19,7 +19,7 @@ from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
 from shared.errors import SplitflapError, StartError
 from shared.liveness import new_boot
 from shared.logs import get_logger
-from shared.messages import ExecutorReady
+from shared.messages import Costs, ExecutorReady
 from shared.model_source import ModelSource, find_model
 from shared.settings import ExecutorSettings
 
@@ -80,6 +80,7 @@ class Executor:
                 max_model_len=plan.max_model_len,
                 eos_token_ids=model.eos_token_ids,
                 kv_dtype=model.kv_dtype,
+                costs=Costs(plan.block_bytes, copy_bytes_per_s=0.0, prefill_tokens_per_s=0.0),
             )
         )
         _log.info(

@@ -131,7 +131,6 @@ async def test_a_bad_chat_field_is_named(house, fields, param, said) -> None:
 
 
 NOT_YET = [
-    (COMPLETIONS, "n", {"n": 2}),
     (COMPLETIONS, "best_of", {"best_of": 3}),
     (COMPLETIONS, "logprobs", {"logprobs": 0}),
     (COMPLETIONS, "logprobs", {"logprobs": 1}),

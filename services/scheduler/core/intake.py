@@ -62,6 +62,8 @@ def check_submit(submit: Submit, limits: Limits) -> int:
 
 
 def _check_not_yet(submit: Submit) -> None:
+    if submit.sampling.n > 1:
+        raise Unsupported("n", "above 1 is not supported by this server yet")
     if submit.priority:
         raise Unsupported("priority")
     if submit.cache_salt:

@@ -37,6 +37,7 @@ from shared.messages import (
     Attached,
     Cancel,
     CancelReason,
+    Costs,
     ExecutorReady,
     Finished,
     GeneratedSequence,
@@ -230,7 +231,7 @@ class House:
         self.now += seconds
         return self.now
 
-    def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,)):
+    def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,), costs=None):
         self.num_blocks = num_blocks or self.num_blocks
         self.block_size = block_size or self.block_size
         self.executor = ToyExecutor(self.num_blocks, self.block_size)
@@ -238,7 +239,7 @@ class House:
         shape = ModelShape(1, 1, 1, 2, 2, vocab, self.max_model_len)
         ready = ExecutorReady(
             Boot(99), "toy", shape, self.block_size, self.num_blocks, 0, self.max_model_len, eos,
-            "int32",
+            "int32", costs or Costs(64, 1e6, 1e3),
         )  # fmt: skip
         return self.handle(ExecutorJoined(self.later(), ready))
 
