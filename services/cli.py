@@ -28,6 +28,7 @@ USAGE: Final = """usage: splitflap COMMAND [settings]
   gateway     HTTP and server-sent events; needs a scheduler
   scheduler   blocks, queues and plans; gateways and an executor come to it
   executor    the model and its KV pool; needs a scheduler
+  bench       load any OpenAI-compatible server and report how fast it is
   version     print the version
 
 Each command lists its settings with --help.
@@ -65,8 +66,17 @@ def _executor(settings: ExecutorSettings) -> int:
     return 0
 
 
+def _bench(arguments: Sequence[str]) -> int:
+    from services.bench.main import main as bench
+
+    return bench(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 2 (cannot start as configured) or 70 (our bug)."""
+    """Run one command; the exit status is 0, 2 (cannot start as configured) or 70 (our bug).
+
+    A bench of which nothing succeeded ends with 1.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     command, rest = (given[0], given[1:]) if given else ("", [])
     try:
@@ -79,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _run(command, SchedulerSettings, _scheduler, rest)
             case "executor":
                 return _run(command, ExecutorSettings, _executor, rest)
+            case "bench":
+                return _bench(rest)
             case "version" | "--version":
                 sys.stdout.write(VERSION + "\n")
                 return 0

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from shared.links import MAX_IPC_PATH_BYTES, RUN_FOLDER_PREFIX
 from shared.logs import get_logger
 from shared.model_source import find_model
 from shared.settings import (
+    API_KEY_VARIABLE,
     ENV_PREFIX,
     CommonSettings,
     ExecutorSettings,
@@ -35,6 +36,7 @@ from shared.settings import (
     SchedulerSettings,
     UpSettings,
     flags_of,
+    secrets_of,
 )
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
@@ -57,6 +59,7 @@ class _Child:
 
     name: str
     flags: list[str]
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
     grace_s: float = _KILL_AFTER_S
     process: asyncio.subprocess.Process | None = None
 
@@ -68,7 +71,7 @@ class _Child:
             self.name,
             *self.flags,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_without_settings(os.environ),  # the flags carry them all
+            env=_without_settings(os.environ) | self.secrets,  # the flags carry all else
             start_new_session=True,  # Ctrl-C reaches the parent, which stops them in order
             preexec_fn=_die_with(os.getpid()),
         )
@@ -167,6 +170,7 @@ def _children(settings: UpSettings, folder: Path) -> list[_Child]:
         _Child(
             "gateway",
             flags(GatewaySettings, request_endpoint=requests),
+            secrets_of(settings, GatewaySettings),
             grace_s=settings.shutdown_timeout + _KILL_AFTER_S,
         ),
         _Child(
@@ -228,9 +232,10 @@ async def _announce(settings: UpSettings, model: str, started: float) -> None:
             "messages": [{"role": "user", "content": _QUESTION}],
         }
     )
+    key = f'    -H "Authorization: Bearer ${API_KEY_VARIABLE}" \\\n' if settings.api_key else ""
     sys.stdout.write(
         f"\nSplitflap is ready after {time.monotonic() - started:.1f} s: {url}\n\n"
-        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n\nCtrl-C stops it.\n\n"
     )
     sys.stdout.flush()

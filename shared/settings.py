@@ -7,15 +7,18 @@ processes: each takes what is its own, and a name that is nobody's is refused. N
 where it has one.
 """
 
+import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -26,11 +29,14 @@ from shared.model_source import DEFAULT_MODEL
 
 ENV_PREFIX: Final = "SPLITFLAP_"
 CONFIG_VARIABLE: Final = ENV_PREFIX + "CONFIG"
+API_KEY_VARIABLE: Final = ENV_PREFIX + "API_KEY"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 GiB: Final = 2**30
+_KEY: Final = re.compile("[!-~]+")
+_SECRET: Final = frozenset(("api_key",))  # told to nobody: not in an error, not in a command line
 
 
 def runtime_folder() -> Path:
@@ -41,6 +47,24 @@ def runtime_folder() -> Path:
 
 def _endpoint(name: str) -> str:
     return f"ipc://{runtime_folder() / name}"
+
+
+def _api_keys(given: Any) -> tuple[str, ...]:
+    """From a flag or the environment: commas between, or a JSON list. No error tells a key."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.lstrip().startswith("[") else given.split(",")
+        except ValueError:
+            raise ValueError("begins as a JSON list and is none") from None
+    if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
+        raise ValueError("takes one key, or a list of keys")
+    for number, key in enumerate(given, start=1):
+        if not _KEY.fullmatch(key):
+            raise ValueError(
+                f"key {number} of {len(given)} is {'empty' if not key else 'no token'}: a key is "
+                "printable ASCII without spaces"
+            )
+    return tuple(dict.fromkeys(given))
 
 
 class CommonSettings(BaseSettings):
@@ -92,9 +116,13 @@ class GatewaySettings(CommonSettings):
     )
     max_body_bytes: Positive = Field(4 * 2**20, description="largest request body")
     request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
-    api_key: tuple[str, ...] = Field(
+    api_key: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_api_keys)] = Field(
         (),
-        description="clients must send one of these as a bearer token, except to /health",
+        repr=False,
+        description=(
+            "clients must send one of these as a bearer token, except to /health; repeat it for "
+            "several, or give SPLITFLAP_API_KEY them with commas between, where ps shows none"
+        ),
     )
     stream_interval: Positive = Field(1, description="tokens of a choice between two events")
     ping_interval_s: Seconds = Field(15.0, description="': ping' after so long without an event")
@@ -189,6 +217,7 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
 
 
 Settings = TypeVar("Settings", bound=CommonSettings)
+_Flags = TypeVar("_Flags", bound=BaseSettings)
 
 
 def load(settings_class: type[Settings], arguments: Sequence[str], program: str) -> Settings:
@@ -206,9 +235,19 @@ def load(settings_class: type[Settings], arguments: Sequence[str], program: str)
         f"environment, {ENV_PREFIX}*: ",
     )
     own = {name: value for name, value in from_file.items() if name in settings_class.model_fields}
+    return from_flags(settings_class, arguments, program, **own)
+
+
+def from_flags(
+    settings_class: type[_Flags], arguments: Sequence[str], program: str, **given: Any
+) -> _Flags:
+    """Settings from flags, over what is `given`.
+
+    Raises: StartError naming the setting and what it takes. Exits after --help.
+    """
     try:
         return settings_class(
-            **own, _cli_parse_args=list(arguments), _cli_prog_name=program
+            **given, _cli_parse_args=list(arguments), _cli_prog_name=program
         )  # the underscored names are pydantic-settings' own
     except ValidationError as error:
         raise StartError(_explain(error)) from error
@@ -217,16 +256,27 @@ def load(settings_class: type[Settings], arguments: Sequence[str], program: str)
 
 
 def flags_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> list[str]:
-    """`settings` as the command line of one process: only what was set, and belongs to it."""
+    """`settings` as the command line of one process: only what was set, and belongs to it.
+
+    Secrets are not for command lines, which anybody may read: `secrets_of` has them.
+    """
     flags: list[str] = []
     for name in settings_class.model_fields:
-        if name in settings.model_fields_set and name != "config":
+        if name in settings.model_fields_set and name != "config" and name not in _SECRET:
             value = getattr(settings, name)
             if isinstance(value, bool):
                 flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
             elif value is not None:
                 flags.append(f"--{name.replace('_', '-')}={value}")
     return flags
+
+
+def secrets_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> dict[str, str]:
+    """What `flags_of` leaves out, as environment variables."""
+    return {
+        ENV_PREFIX + name.upper(): json.dumps(list(getattr(settings, name)))
+        for name in _SECRET & settings.model_fields_set & set(settings_class.model_fields)
+    }
 
 
 def _is_ours(name: str) -> bool:
@@ -259,6 +309,11 @@ def _refuse_unknown(names: Mapping[str, Any], known: set[str], where: str) -> No
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
+        message = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:  # of several settings together
+            lines.append(message)
+            continue
         flag = "--" + str(problem["loc"][0]).replace("_", "-")
-        lines.append(f"{flag} {problem['input']!r}: {problem['msg']}")
+        given = "" if problem["loc"][0] in _SECRET else f" {problem['input']!r}"
+        lines.append(f"{flag}{given}: {message}")
     return "; ".join(lines)

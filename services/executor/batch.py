@@ -72,10 +72,27 @@ def flatten(rows: Sequence[Row]) -> FlatRows:
     )
 
 
+def logit_tokens(rows: Sequence[Row], flat: FlatRows) -> NDArray[np.int64]:
+    """[num_logits] packed indices of the tokens whose logits a plan's rows ask for.
+
+    First the last token of each row with samples, then the scored tokens of each row with a score.
+    """
+    last = flat.row_starts[1:][[bool(row.samples) for row in rows]] - 1
+    scored = [
+        int(start)
+        - row.first_position
+        + row.score.first_position
+        + np.arange(len(row.score.token_ids))
+        for row, start in zip(rows, flat.row_starts, strict=False)
+        if row.score is not None
+    ]
+    return np.concatenate((last, *scored))
+
+
 def pack(
     flat: FlatRows,
     token_ids: NDArray[np.int64],
-    sampling_rows: NDArray[np.int64],
+    wanted: NDArray[np.int64],
     block_size: int,
 ) -> PackedBatch:
     """The batch of a checked plan.
@@ -83,7 +100,7 @@ def pack(
     Args:
         flat: the rows, each table covering its row's positions.
         token_ids: [num_tokens], PREVIOUS resolved.
-        sampling_rows: [num_logits] the rows whose last token's logits are wanted.
+        wanted: [num_logits] packed indices of the tokens whose logits are wanted.
         block_size: tokens a block.
     """
     lengths = flat.context_lengths
@@ -100,7 +117,7 @@ def pack(
         row_starts=torch.from_numpy(flat.row_starts.astype(np.int32)),
         context_lengths=torch.from_numpy(lengths.astype(np.int32)),
         block_tables=torch.from_numpy(tables),
-        logit_tokens=torch.from_numpy(flat.row_starts[1:][sampling_rows] - 1),
+        logit_tokens=torch.from_numpy(wanted),
     )
 
 

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.executor.batch import FlatRows, flatten, pack
+from services.executor.batch import FlatRows, flatten, logit_tokens, pack
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.plan_check import BadPlan, LastStep, PlanLimits, check_plan
-from services.executor.sampler import Draw, Sampler
+from services.executor.readout import read_out
+from services.executor.sampler import Sampler
 from shared.ids import SequenceId
 from shared.logs import get_logger
 from shared.messages import (
     PREVIOUS,
     Row,
     RowError,
-    Sampled,
     StepFailed,
     StepPlan,
     StepResult,
@@ -87,50 +87,32 @@ class Interpreter:
             flat = flatten(rows)
         logits = self._forward(rows, flat, previous)
         clock.append(time.perf_counter())
-        sampled, failed = self._sample(rows, logits)
+        made = read_out(self._sampler, rows, logits, previous)
         clock.append(time.perf_counter())
         swap_s, copy_s, forward_s, sample_s = (b - a for a, b in pairwise(clock))
         return StepResult(
             boot=plan.boot,
             step_id=plan.step_id,
-            sampled=tuple(sampled),
+            sampled=made.sampled,
             row_errors=(
                 *(RowError(row.sequence_id, "its token of the step before failed") for row in lost),
-                *(RowError(row.sequence_id, "its logits are not finite") for row in failed),
+                *made.errors,
             ),
+            scored=made.scored,
             timings=StepTimings(swap_s, copy_s, forward_s, sample_s),
         )
 
     def _forward(
         self, rows: Sequence[Row], flat: FlatRows, previous: dict[SequenceId, int | None]
     ) -> NDArray[np.float32]:
-        """[num_logits, vocab_size]: logits of the last token of each row that samples."""
-        sampling = np.flatnonzero([bool(row.samples) for row in rows])
+        """[num_logits, vocab_size]: all that the rows ask for, in the order of `logit_tokens`."""
         if not rows:
             return np.zeros((0, self._limits.vocab_size), np.float32)
-        batch = pack(flat, _resolved(rows, flat, previous), sampling, self._pools.block_size)
+        token_ids = _resolved(rows, flat, previous)
+        batch = pack(flat, token_ids, logit_tokens(rows, flat), self._pools.block_size)
         with torch.inference_mode():
             logits = self._model.forward(self._pools.gpu, batch)
         return logits.to("cpu", torch.float32).numpy()
-
-    def _sample(
-        self, rows: Sequence[Row], logits: NDArray[np.float32]
-    ) -> tuple[list[Sampled], list[Row]]:
-        """What was drawn, and the rows whose logits nothing can be drawn from."""
-        sampling = [row for row in rows if row.samples]
-        draws = [
-            Draw(index, row.first_position + len(row.token_ids), sample)
-            for index, row in enumerate(sampling)
-            for sample in row.samples
-        ]
-        sampled: list[Sampled] = []
-        failed: dict[int, Row] = {}
-        for draw, token in zip(draws, self._sampler.draw(logits, draws), strict=True):
-            if token is None:
-                failed[draw.row] = sampling[draw.row]
-            else:
-                sampled.append(Sampled(draw.sample.sequence_id, token))
-        return sampled, list(failed.values())
 
 
 def _outcomes(plan: StepPlan, result: StepResult) -> dict[SequenceId, int | None]:

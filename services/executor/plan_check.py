@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.executor.batch import FlatRows, flatten
-from shared.errors import RequestError, SplitflapError
+from services.executor.sample_check import wrong_with_sample, wrong_with_score
+from shared.errors import SplitflapError
 from shared.ids import SequenceId
-from shared.messages import PREVIOUS, Row, Sample, StepPlan
-from shared.sampling import INT64, DrawParams, check_draw
+from shared.messages import MAX_SCORED_TOKENS, PREVIOUS, Row, StepPlan
 
 
 class BadPlan(SplitflapError):
@@ -64,11 +62,7 @@ def check_plan(plan: StepPlan, limits: PlanLimits, last: LastStep | None) -> Fla
     _check_places(plan.rows, flat, limits)
     _check_tables(plan.rows, flat, limits)
     _check_tokens(plan, flat, limits, last)
-    for row in plan.rows:
-        if row.score is not None:
-            raise BadPlan(f"{_name(row)}: score is not supported yet")
-        for sample in row.samples:
-            _check_sample(row, sample, limits.vocab_size)
+    _check_wishes(plan.rows, limits.vocab_size)
     return flat
 
 
@@ -191,37 +185,19 @@ def _check_tokens(
             raise BadPlan(f"{_name(row)}: PREVIOUS, but step {last.step_id} drew nothing for it")
 
 
-# --------------------------------------------------------------------------- samples
+# --------------------------------------------------------------------------- samples and scores
 
 
-def _check_sample(row: Row, sample: Sample, vocab_size: int) -> None:
-    where = f"{_name(row)}, sample of sequence {sample.sequence_id}"
-    if sample.num_top is not None:
-        _refuse(where, "num_top is not supported yet")
-    if sample.history or sample.num_prompt:
-        _refuse(where, "history is not supported yet")
-    if sample.draw is None:
-        _refuse(where, "it asks for nothing")
-    if sample.seed not in INT64:
-        _refuse(where, f"seed {sample.seed} is beyond 64 bits")
-    if not 0 <= sample.index < 2**63:
-        _refuse(where, f"index {sample.index} is negative or beyond 64 bits")
-    for token_id in sample.banned_ids:
-        if not 0 <= token_id < vocab_size:
-            _refuse(where, f"banned id {token_id} is not in the vocabulary 0..{vocab_size - 1}")
-    wrong = _wrong_with(sample.draw, vocab_size)
-    if wrong:
-        _refuse(where, wrong)
-
-
-@lru_cache(maxsize=1024)
-def _wrong_with(draw: DrawParams, vocab_size: int) -> str | None:
-    try:
-        check_draw(draw, vocab_size)
-    except RequestError as error:
-        return error.message
-    return None
-
-
-def _refuse(where: str, reason: str) -> NoReturn:
-    raise BadPlan(f"{where}: {reason}")
+def _check_wishes(rows: Sequence[Row], vocab_size: int) -> None:
+    for row in rows:
+        for sample in row.samples:
+            wrong = wrong_with_sample(row, sample, vocab_size)
+            if wrong:
+                raise BadPlan(f"{_name(row)}, sample of sequence {sample.sequence_id}: {wrong}")
+        if row.score is not None:
+            wrong = wrong_with_score(row, row.score, vocab_size)
+            if wrong:
+                raise BadPlan(f"{_name(row)}, score: {wrong}")
+    num_scored = sum(len(row.score.token_ids) for row in rows if row.score is not None)
+    if num_scored > MAX_SCORED_TOKENS:
+        raise BadPlan(f"{num_scored} tokens to score; a plan has {MAX_SCORED_TOKENS} at most")

@@ -1,11 +1,11 @@
 """From logits to tokens: greedy, or one uniform number through the inverse of the kept mass.
 
-A draw is a function of its logits, its `DrawParams` and (seed, index, position), and of nothing
-else: no row's arithmetic depends on who else is in the batch, so a request writes the same text
-alone and in company.
+A draw is a function of its logits, its `Sample` and its position, and of nothing else: no row's
+arithmetic depends on who else is in the batch, so a request writes the same text alone and in
+company.
 
-The order of all tokens is by logit, greatest first, and among equal logits by id, smallest first.
-In this order
+First the logits are adjusted (adjustment.py), where the sample asks for it. The order of all tokens
+is by logit, greatest first, and among equal logits by id, smallest first. In this order
   1. greedy takes the first,
   2. top-k keeps the first k exactly,
   3. top-p keeps the fewest first ones whose probability, among what top-k kept, is >= top_p,
@@ -20,11 +20,14 @@ as likely as the last one kept are sorted.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.executor.adjustment import adjust, is_adjusted
+from services.executor.logprobs import is_usable
 from services.executor.philox import uniforms
 from shared.errors import InvariantBroken
 from shared.messages import Sample
@@ -57,6 +60,13 @@ class Draw:
         return self.sample.draw
 
 
+class NoToken(Enum):
+    """Why nothing was drawn."""
+
+    NOT_FINITE = "NaN or +inf among the logits, or no finite one"
+    ALL_EXCLUDED = "what the sample asks for leaves no token"
+
+
 class Sampler:
     """Draws tokens from float32 logits of `vocab_size` ids."""
 
@@ -64,12 +74,12 @@ class Sampler:
         self._vocab_size = vocab_size
         self._group_rows = max(1, _GROUP_ELEMENTS // vocab_size)
 
-    def draw(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[int | None]:
-        """One token id for each draw; None where the logits hold NaN or +inf, or no finite number.
+    def draw(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[int | NoToken]:
+        """One token id for each draw, or why there is none.
 
         Args:
             logits: [num_logits, vocab_size], left as they are.
-            draws: any number for any row.
+            draws: any number for any row; the history of their samples holds no PREVIOUS.
         """
         tokens: list[int | None] = [None] * len(draws)
         dice = uniforms(
@@ -77,23 +87,28 @@ class Sampler:
             [draw.sample.index for draw in draws],
             [draw.position for draw in draws],
         )
-        greedy = {i for i, draw in enumerate(draws) if draw.params.temperature == 0}
+        greedy = [i for i, draw in enumerate(draws) if draw.params.temperature == 0]
+        bare = [i for i in greedy if not is_adjusted(draws[i].sample)]
         ordered = [i for i, draw in enumerate(draws) if self._needs_order(draw.params)]
-        plain = sorted({*range(len(draws))} - greedy - {*ordered})
+        plain = sorted({*range(len(draws))} - {*greedy} - {*ordered})
         with np.errstate(over="ignore", invalid="ignore"):
-            best = _greedy(logits) if greedy else []
-            for i in greedy:
-                rows = self._rows(logits, [draws[i]]) if draws[i].sample.banned_ids else None
-                tokens[i] = best[draws[i].row] if rows is None else _greedy(rows)[0]
+            best = _greedy(logits) if bare else []
+            for i in bare:
+                tokens[i] = best[draws[i].row]
+            for i in sorted({*greedy} - {*bare}):
+                tokens[i] = _greedy(_rows(logits, [draws[i]]))[0]
             for group in self._groups(plain):
                 members = [draws[i] for i in group]
-                drawn = _draw_plain(self._rows(logits, members), members, dice[group])
+                drawn = _draw_plain(_rows(logits, members), members, dice[group])
                 for i, token in zip(group, drawn, strict=True):
                     tokens[i] = token
             for i in ordered:
-                row = self._rows(logits, [draws[i]])[0]
+                row = _rows(logits, [draws[i]])[0]
                 tokens[i] = _draw_ordered(row, draws[i].params, float(dice[i]))
-        return tokens
+        return [
+            _why(logits[draw.row]) if token is None else token
+            for draw, token in zip(draws, tokens, strict=True)
+        ]
 
     def _needs_order(self, params: DrawParams) -> bool:
         has_top = params.top_p < 1 or 0 < params.top_k < self._vocab_size
@@ -103,13 +118,22 @@ class Sampler:
         for start in range(0, len(indexes), self._group_rows):
             yield indexes[start : start + self._group_rows]
 
-    def _rows(self, logits: NDArray[np.float32], draws: list[Draw]) -> NDArray[np.float32]:
-        """[len(draws), vocab_size]: a copy of each draw's logits, its banned ids at -inf."""
-        rows = logits[[draw.row for draw in draws]]
-        for row, draw in zip(rows, draws, strict=True):
-            if draw.sample.banned_ids:
-                row[list(draw.sample.banned_ids)] = -np.inf
-        return rows
+
+def _rows(logits: NDArray[np.float32], draws: list[Draw]) -> NDArray[np.float32]:
+    """[len(draws), vocab_size]: a copy of each draw's logits, adjusted as its sample asks."""
+    rows = logits[[draw.row for draw in draws]]
+    for row, draw in zip(rows, draws, strict=True):
+        if is_adjusted(draw.sample):
+            if is_usable(row):
+                adjust(row, draw.sample)
+            else:  # a NaN must not hide among what is excluded
+                row.fill(np.nan)
+    return rows
+
+
+def _why(row: NDArray[np.float32]) -> NoToken:
+    """Why nothing was drawn from a row, [vocab_size], of the logits as they came."""
+    return NoToken.ALL_EXCLUDED if is_usable(row) else NoToken.NOT_FINITE
 
 
 def kept_ids(logits: NDArray[np.float32], params: DrawParams) -> NDArray[np.int64]:

@@ -14,7 +14,13 @@ from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.model.toy import ToyModel
-from services.executor.sizing import PoolPlan, PoolWishes, available_bytes, plan_pool
+from services.executor.sizing import (
+    PoolPlan,
+    PoolWishes,
+    available_bytes,
+    logits_bytes,
+    plan_pool,
+)
 from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
 from shared.errors import SplitflapError, StartError
 from shared.liveness import new_boot
@@ -122,7 +128,7 @@ class Executor:
             num_blocks=settings.num_gpu_blocks_override,
             memory_bytes=settings.kv_cache_memory_bytes,
         )
-        free_bytes = available_bytes()
+        free_bytes = max(0, available_bytes() - logits_bytes(model.shape.vocab_size))
         plan = plan_pool(
             wishes, model.kv_bytes_per_token, model.shape.max_position_embeddings, free_bytes
         )

@@ -5,7 +5,8 @@ The pool has, in this order of precedence,
   - the bytes of --kv-cache-memory-bytes,
   - a modest share of what is free once the weights are loaded: 40 %, but no more than 256 requests
     of the longest length can use, and no more than 4 GiB unless a single request needs it.
-Its pages are not touched before blocks are used, so an idle server is small.
+Its pages are not touched before blocks are used, so an idle server is small. What the logits of the
+largest step take (100 MB for 49,152 token ids) is set aside beforehand.
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from typing import Final
 
 from shared.errors import StartError
 from shared.geometry import blocks_in
+from shared.messages import MAX_SCORED_TOKENS
 
 FREE_SHARE: Final = 0.4
 DEFAULT_CAP_BYTES: Final = 4 * 2**30  # as vLLM's CPU back end: VLLM_CPU_KVCACHE_SPACE
 DEFAULT_CAP_REQUESTS: Final = 256  # as vLLM's max_num_seqs, and our scheduler's
+
+_FLOAT32_BYTES: Final = 4
 
 _MORE_MEMORY: Final = "--kv-cache-memory-bytes or --num-gpu-blocks-override"
 
@@ -65,6 +69,15 @@ class PoolPlan:
         )
 
 
+def logits_bytes(vocab_size: int) -> int:
+    """What the logits of one step take at most: a row for each request and each scored token.
+
+    >>> logits_bytes(49_152)
+    100663296
+    """
+    return (DEFAULT_CAP_REQUESTS + MAX_SCORED_TOKENS) * vocab_size * _FLOAT32_BYTES
+
+
 def plan_pool(
     wishes: PoolWishes, bytes_per_token: int, longest_len: int, available_bytes: int
 ) -> PoolPlan:
@@ -74,7 +87,7 @@ def plan_pool(
         wishes: the flags.
         bytes_per_token: keys and values of one token over all layers.
         longest_len: the longest sequence the model is made for.
-        available_bytes: what is free, the weights already loaded.
+        available_bytes: what is free, the weights already loaded and the logits set aside.
     Raises: StartError with what is needed, what is there, and which flag to change.
     """
     asked = wishes.max_model_len or longest_len
@@ -119,7 +132,7 @@ def _budget_bytes(
     if budget_bytes > available_bytes:
         raise StartError(
             f"{flag} {value}: the pool would need {_gib(budget_bytes)}, and "
-            f"{_gib(available_bytes)} are free beside the weights; lower it to "
+            f"{_gib(available_bytes)} are free beside weights and logits; lower it to "
             f"{available_bytes // block_bytes * (1 if wishes.num_blocks else block_bytes)} or less"
         )
     return budget_bytes

@@ -1,8 +1,7 @@
 """What has come back for one request so far, between the link that fills it and its reader."""
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.errors import ErrorCode
@@ -11,6 +10,7 @@ from shared.messages import (
     Accepted,
     Finished,
     GeneratedSequence,
+    PositionLogprobs,
     Refused,
     StreamPosition,
     Submit,
@@ -19,22 +19,22 @@ from shared.messages import (
 )
 from shared.sampling import FinishReason
 
-
-class StreamRefused(Exception):
-    """The request ended without an answer; `refused` says why."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(refused.message)
-        self.refused = refused
+_NO_LOGPROBS = "the scheduler sent tokens without the log-probabilities that were asked for"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one sequence; `finished` comes with its last tokens, once."""
+    """What is new of one sequence; `finished` comes with its last tokens, once.
+
+    `logprobs` has an entry a token if the request asks for them; `prompt_logprobs` are those of
+    prompt[1:], the same with every piece.
+    """
 
     sequence: int
     token_ids: Sequence[int]
     finished: Finished | None
+    logprobs: Sequence[PositionLogprobs] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class _Sequence:
     """One choice: all its tokens, and how many of them the reader has taken."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
     taken: int = 0
     finished: Finished | None = None
     is_reported: bool = False
@@ -50,9 +51,13 @@ class _Sequence:
     def is_complete(self) -> bool:
         return self.finished is not None and len(self.token_ids) >= self.finished.length
 
+    @property
+    def has_failed(self) -> bool:
+        return self.finished is not None and self.finished.reason is FinishReason.ERROR
+
     def as_generated(self) -> GeneratedSequence:
         finish = self.finished.reason if self.finished and self.is_complete else None
-        return GeneratedSequence(tuple(self.token_ids), finish)
+        return GeneratedSequence(tuple(self.token_ids), finish, tuple(self.logprobs))
 
     @property
     def has_news(self) -> bool:
@@ -62,23 +67,26 @@ class _Sequence:
 class AnswerStream:
     """One request's tokens. The link's half never blocks; the reader takes all there is at once.
 
-    `submitted_to` is the scheduler life that has the request, since `submitted_at` (monotonic
-    seconds); `times_given_again` counts its losses since a scheduler accepted it, or sent a token.
+    `on_news` is called whenever something came. `submitted_to` is the scheduler life that has the
+    request, since `submitted_at` (monotonic seconds); `times_given_again` counts its losses since
+    a scheduler accepted it, or sent a token.
 
     Bounded by nature: a slow reader finds more tokens at its next turn, and no more than the
     request may generate (`max_tokens` or the context) are ever kept; a resubmission needs them.
     """
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, on_news: Callable[[], None]) -> None:
         self.submit = submit
         self.submitted_to: Boot | None = None
         self.submitted_at = 0.0
         self.times_given_again = 0
-        self._is_accepted = False
+        self.is_accepted = False
+        self.refusal: Refused | None = None
+        """It ended without (the rest of) an answer, and why."""
+        self._on_news = on_news
         self._began = time.monotonic()
         self._sequences = [_Sequence() for _ in range(submit.sampling.n)]
-        self._refused: Refused | None = None
-        self._news = asyncio.Event()
+        self.prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
     @property
     def request_id(self) -> RequestId:
@@ -88,12 +96,14 @@ class AnswerStream:
     @property
     def is_complete(self) -> bool:
         """Everything has arrived."""
-        return all(sequence.is_complete for sequence in self._sequences)
+        return self._has_prompt_logprobs and all(
+            sequence.is_complete for sequence in self._sequences
+        )
 
     @property
     def is_refused(self) -> bool:
         """It ended without an answer."""
-        return self._refused is not None
+        return self.refusal is not None
 
     @property
     def is_over(self) -> bool:
@@ -106,75 +116,78 @@ class AnswerStream:
         lengths = tuple([len(sequence.token_ids) for sequence in self._sequences])
         return StreamPosition(self.request_id, lengths)
 
+    @property
+    def _has_prompt_logprobs(self) -> bool:
+        wanted = self.submit.sampling.prompt_logprobs is not None
+        if not wanted or len(self.prompt_logprobs) == len(self.submit.prompt) - 1:
+            return True
+        return any(one.has_failed for one in self._sequences)  # then they may never come
+
     # ------------------------------------------------------------------ the reader's half
 
-    async def wait_accepted(self, timeout_s: float) -> bool:
-        """Whether the scheduler has taken the request; False if it said nothing in time.
-
-        Raises: StreamRefused.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._is_accepted:
-                    self._raise_if_refused()
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def next(self, timeout_s: float | None = None) -> list[Piece]:
-        """All that is new, at least one piece; or none if nothing came in `timeout_s`.
-
-        Raises: StreamRefused after all that came before it.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (pieces := self._take()):
-                    self._raise_if_refused()
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return []
-        return pieces
-
-    def _take(self) -> list[Piece]:
-        pieces = []
+    def take(self) -> list[Piece]:
+        """All that is new; nothing before the prompt's logprobs, if they were asked for."""
+        pieces: list[Piece] = []
+        if not self._has_prompt_logprobs:
+            return pieces
         for index, sequence in enumerate(self._sequences):
             if sequence.has_news:
-                new = sequence.token_ids[sequence.taken :]
+                new = slice(sequence.taken, None)
                 sequence.taken = len(sequence.token_ids)
                 sequence.is_reported = sequence.is_complete
-                finished = sequence.finished if sequence.is_complete else None
-                pieces.append(Piece(index, new, finished))
+                pieces.append(
+                    Piece(
+                        index,
+                        sequence.token_ids[new],
+                        sequence.finished if sequence.is_complete else None,
+                        sequence.logprobs[new],
+                        self.prompt_logprobs,
+                    )
+                )
         return pieces
-
-    def _raise_if_refused(self) -> None:
-        if self._refused is not None:
-            raise StreamRefused(self._refused)
 
     # ------------------------------------------------------------------ the link's half
 
     def accepted(self, message: Accepted) -> None:
         """The scheduler has taken the request (which may wait there for its first token)."""
-        self._is_accepted = True
-        self.times_given_again = 0
-        self._news.set()
+        self._progressed()
 
     def arrived(self, run: TokenRun) -> bool:
         """New tokens; what is here already is skipped. False if some before them are missing."""
         if not 0 <= run.sequence < len(self._sequences):
             return True
-        tokens = self._sequences[run.sequence].token_ids
-        if run.start > len(tokens):
+        sequence = self._sequences[run.sequence]
+        have = len(sequence.token_ids)
+        if run.start > have:
             return False
-        new = run.token_ids[len(tokens) - run.start :]
-        if new:
-            tokens.extend(new)
-            self._is_accepted = True
-            self.times_given_again = 0
-            self._news.set()
+        if not self._has_asked_logprobs(run):
+            self.fail(ErrorCode.INTERNAL, _NO_LOGPROBS)
+            return True
+        is_news = False
+        if run.prompt_logprobs and not self._has_prompt_logprobs:
+            self.prompt_logprobs = run.prompt_logprobs
+            is_news = True
+        if new := run.token_ids[have - run.start :]:
+            sequence.token_ids.extend(new)
+            sequence.logprobs.extend(run.logprobs[have - run.start :])
+            is_news = True
+        if is_news:
+            self._progressed()
         return True
+
+    def _has_asked_logprobs(self, run: TokenRun) -> bool:
+        sampling = self.submit.sampling
+        if sampling.logprobs is not None and len(run.logprobs) != len(run.token_ids):
+            return False
+        is_first = run.sequence == 0 and run.start == 0
+        if sampling.prompt_logprobs is None or not is_first:
+            return True
+        return len(run.prompt_logprobs) == len(self.submit.prompt) - 1
+
+    def _progressed(self) -> None:
+        self.is_accepted = True
+        self.times_given_again = 0
+        self._on_news()
 
     def ended(self, message: Finished) -> None:
         """A sequence is over; its last tokens may still be on their way."""
@@ -182,8 +195,8 @@ class AnswerStream:
             sequence = self._sequences[message.sequence]
             if sequence.finished is None:
                 sequence.finished = message
-                self._is_accepted = True
-                self._news.set()
+                self.is_accepted = True
+                self._on_news()
 
     def stopped(self, sequence: int) -> None:
         """The reader found a stop string and needs no more tokens, only the end."""
@@ -193,9 +206,9 @@ class AnswerStream:
 
     def refused(self, message: Refused) -> None:
         """The request ended without (the rest of) an answer."""
-        if self._refused is None:
-            self._refused = message
-            self._news.set()
+        if self.refusal is None:
+            self.refusal = message
+            self._on_news()
 
     def fail(self, code: ErrorCode, why: str) -> None:
         """End the request from our side."""
@@ -203,14 +216,13 @@ class AnswerStream:
 
     def resubmission(self) -> Submit:
         """The request as a scheduler needs it that knows nothing of it."""
-        generated = tuple([sequence.as_generated() for sequence in self._sequences])
-        has_begun = any(sequence.token_ids for sequence in self._sequences) or any(
-            sequence.is_complete for sequence in self._sequences
-        )
+        has_begun = any(sequence.token_ids or sequence.is_complete for sequence in self._sequences)
         return replace(
             self.submit,
-            generated=generated if has_begun else (),
+            generated=tuple([one.as_generated() for one in self._sequences]) if has_begun else (),
             age_s=self.submit.age_s + time.monotonic() - self._began,
+            prompt_logprobs=self.prompt_logprobs,
+            resubmitted=self.is_accepted,
         )
 
     def _end_of(self, sequence: int, reason: FinishReason) -> Finished:

@@ -1,7 +1,7 @@
 """The JSON of answers and of a stream's events, for both endpoints."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,43 +32,61 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What all objects of one answer share."""
+    """What all objects of one answer share.
+
+    `extras` are the fields that only some requests ask for, such as `token_ids`.
+    """
 
     endpoint: Endpoint
     request_id: RequestId
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choices: Sequence[tuple[str, Ending]], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer in one piece: (text, ending) per choice."""
-        return {
-            **self._head(_WHOLE),
-            "choices": [self._whole_choice(index, *choice) for index, choice in enumerate(choices)],
-            "usage": usage,
-        }
+    def whole(
+        self, choices: Sequence[dict[str, Any]], usage: dict[str, int], **extras: Any
+    ) -> dict[str, Any]:
+        """The answer in one piece."""
+        return {**self._head(_WHOLE), "choices": choices, "usage": usage, **extras}
 
-    def role(self, index: int) -> dict[str, Any]:
-        """A chat's first event: who speaks."""
-        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
+    def whole_choice(
+        self,
+        index: int,
+        text: str,
+        ending: Ending,
+        logprobs: dict[str, Any] | None = None,
+        **extras: Any,
+    ) -> dict[str, Any]:
+        """One choice of an answer in one piece."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        content = {"text": text} if self.endpoint == "completion" else {"message": message}
+        return {"index": index, **content, **_tail(logprobs, ending), **extras}
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def chunk(self, choices: Sequence[dict[str, Any]], **extras: Any) -> dict[str, Any]:
+        """An object of a stream: it has one choice, or none and the usage."""
+        return {**self._head(_CHUNK), "choices": choices, **extras}
+
+    def role(self, index: int, **extras: Any) -> dict[str, Any]:
+        """A chat's first choice in a stream: who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, **_tail(None, None), **extras}
+
+    def text(
+        self, index: int, text: str, logprobs: dict[str, Any] | None = None, **extras: Any
+    ) -> dict[str, Any]:
         """More text of a choice."""
         content = {"text": text} if self.endpoint == "completion" else {"delta": {"content": text}}
-        return self._chunk(index, content, None)
+        return {"index": index, **content, **_tail(logprobs, None), **extras}
 
-    def end(self, index: int, ending: Ending) -> dict[str, Any]:
-        """A choice's last event."""
+    def end(
+        self, index: int, ending: Ending, logprobs: dict[str, Any] | None = None, **extras: Any
+    ) -> dict[str, Any]:
+        """The last of a choice in a stream; `logprobs` are of tokens that are no text."""
         content: dict[str, Any] = {"text": ""} if self.endpoint == "completion" else {"delta": {}}
-        return self._chunk(index, content, ending)
+        return {"index": index, **content, **_tail(logprobs, ending), **extras}
 
-    def usage(self, usage: dict[str, int]) -> dict[str, Any]:
-        """A stream's last object, when it was asked for."""
-        return {**self._head(_CHUNK), "choices": [], "usage": usage}
-
-    def event(self, fields: dict[str, Any], positions: Sequence[int]) -> bytes:
+    def event(self, fields: dict[str, Any], positions: Iterable[str]) -> bytes:
         """An object as an event; `positions` are the tokens of each choice behind its text."""
-        where = ".".join(map(str, positions))
-        return sse.event(fields, f"{self.request_id}:{where}")
+        return sse.event(fields, f"{self.request_id}:{'.'.join(positions)}")
 
     def _head(self, names: dict[Endpoint, str]) -> dict[str, Any]:
         return {
@@ -78,30 +96,15 @@ class Answer:
             "model": self.model,
         }
 
-    def _chunk(self, index: int, content: dict[str, Any], ending: Ending | None) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            **content,
-            "logprobs": None,
-            "finish_reason": ending.finish_reason if ending else None,
-        }
-        if ending is not None:
-            choice["stop_reason"] = ending.stop_reason
-        return {**self._head(_CHUNK), "choices": [choice]}
 
-    def _whole_choice(self, index: int, text: str, ending: Ending) -> dict[str, Any]:
-        content = (
-            {"text": text}
-            if self.endpoint == "completion"
-            else {"message": {"role": "assistant", "content": text}}
-        )
-        return {
-            "index": index,
-            **content,
-            "logprobs": None,
-            "finish_reason": ending.finish_reason,
-            "stop_reason": ending.stop_reason,
-        }
+def _tail(logprobs: dict[str, Any] | None, ending: Ending | None) -> dict[str, Any]:
+    if ending is None:
+        return {"logprobs": logprobs, "finish_reason": None}
+    return {
+        "logprobs": logprobs,
+        "finish_reason": ending.finish_reason,
+        "stop_reason": ending.stop_reason,
+    }
 
 
 def usage_fields(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

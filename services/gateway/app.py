@@ -14,10 +14,12 @@ from aiohttp import web
 from services.gateway import gauges
 from services.gateway.connection_clock import ClockTimes, clocked
 from services.gateway.http_connection import HttpConnection
+from services.gateway.keys import ApiKeys
 from services.gateway.link import SchedulerLink
 from services.gateway.middleware import around
 from services.gateway.readiness import LinkTimes
-from services.gateway.routes import HttpLimits, Routes
+from services.gateway.request_reading import HttpLimits
+from services.gateway.routes import Routes
 from services.gateway.tokenizer import load_tokenizer
 from shared.errors import StartError
 from shared.logs import get_logger
@@ -58,7 +60,8 @@ class Gateway:
             settings.max_body_bytes, settings.request_read_timeout_s, settings.ping_interval_s
         )
         names = (settings.served_model_name or source.name,)
-        self._routes = Routes(tokenizer, self._link, names, limits)
+        self._routes = Routes(tokenizer, self._link, names, limits, settings.stream_interval)
+        self._keys = ApiKeys(settings.api_key)
         self._link_task: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -82,7 +85,9 @@ class Gateway:
 
         Raises: StartError if the host is none of ours or the port is taken.
         """
-        app = web.Application(middlewares=[around], client_max_size=self._settings.max_body_bytes)
+        app = web.Application(
+            middlewares=[around, self._keys.guard], client_max_size=self._settings.max_body_bytes
+        )
         self._routes.add_to(app)
         runner = web.AppRunner(
             app,

@@ -36,9 +36,11 @@ class Call:
 
     `prompts` are a completion's, each a text or token ids: every one is a request of its own at
     the scheduler and gets `sampling.n` choices. A chat has one prompt, of `chat`. `sampling` is
-    whole but for `bad_words`, which are texts until a tokenizer has seen them. `model` None is the
+    whole but for `bad_words`, which are texts until a tokenizer has seen them; what stands in
+    `sampling.draw.bad_words` before that are the client's `banned_token_ids`. `model` None is the
     model that is served. `stream` None: in one piece. `max_tokens_name` is what the client calls
-    `sampling.max_tokens`.
+    `sampling.max_tokens`. `is_seeded`: the seed is the client's, the same for each prompt; else it
+    was drawn, and prompts that are alike must not get answers that are.
 
     `echo` puts the prompt before the text; with `sampling.logprobs` it brings the prompt's
     logprobs along, for which `sampling.prompt_logprobs` is set too. `returns_prompt_logprobs` is
@@ -59,11 +61,15 @@ class Call:
     returns_prompt_logprobs: bool = False
     stream: StreamOptions | None = None
     max_tokens_name: str = "max_tokens"
+    is_seeded: bool = True
 
     def in_client_words(self, message: str, param: str | None) -> tuple[str, str | None]:
         """An error's message and param that speak of our fields, in the client's names."""
         if param == "prompt" and self.chat is not None:
             param = "messages"  # the prompt is made of them
+        if param == "bad_words" and not self.bad_words:
+            param = "banned_token_ids"
+            message = re.sub("^bad_words", param, message)
         if param == "max_tokens":
             param = self.max_tokens_name
         return re.sub(r"\bmax_tokens\b", self.max_tokens_name, message), param

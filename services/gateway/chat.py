@@ -5,9 +5,8 @@ imported: it would bring torch along (300 MB and seconds) where torch is install
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -15,8 +14,11 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from services.gateway.call import Chat
 from services.gateway.tokenizer import ChatFormat
 from shared.errors import InvalidField, StartError
+
+_HERE: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers'; a trimming template takes the space
 
 
 class ChatTemplate:
@@ -32,26 +34,48 @@ class ChatTemplate:
             raise StartError(f"the model's chat template cannot be read: {error}") from error
         self._special_tokens = dict(chat_format.special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that asks the model for the next assistant message.
+    def render(self, chat: Chat) -> str:
+        """The prompt that a conversation is.
 
+        With `continue_final_message` it ends where the last message ends (marked by a tag that
+        goes through the template with it, as in transformers).
         Raises: InvalidField if the template refuses the messages (roles, their order).
         """
+        messages = [dict(message) for message in chat.messages]
+        final = messages[-1]["content"]
+        if chat.continue_final_message:
+            messages[-1]["content"] += _HERE
+        text = self._render(messages, add_generation_prompt=chat.add_generation_prompt)
+        if chat.continue_final_message:
+            text = _up_to_here(text, final)
+        if not text:
+            raise InvalidField("messages", "the model's chat template makes an empty prompt")
+        return text
+
+    def _render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         try:
-            text = self._template.render(
-                messages=[dict(message) for message in messages],
+            return self._template.render(
+                messages=messages,
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise InvalidField(
                 "messages", f"the model's chat template refuses them: {str(error)[:300]}"
             ) from error
-        if not text:
-            raise InvalidField("messages", "the model's chat template makes an empty prompt")
-        return text
+
+
+def _up_to_here(text: str, final: str) -> str:
+    place = text.rfind(_HERE.strip())
+    if place < 0 or final.strip() not in text:
+        raise InvalidField(
+            "continue_final_message", "the model's chat template leaves the last message out"
+        )
+    if text.startswith(_HERE, place):
+        return text[:place]
+    return text[:place].rstrip()  # the template trims its messages
 
 
 class _Generation(jinja2.ext.Extension):

@@ -13,12 +13,16 @@ class TextRules:
     """What a request asked of its text.
 
     `silent_ids` are the tokens that end the sequence: they count, but are no text. Stop strings
-    are looked for only in what comes after the first `min_tokens` tokens (vLLM does the same).
+    are looked for only in what comes after the first `min_tokens` tokens (vLLM does the same);
+    `includes_stop` leaves the one that was found in the text. `has_offsets` says that it matters
+    where in the text each token begins.
     """
 
     stop: StopStrings | None
     silent_ids: Collection[int]
     min_tokens: int
+    includes_stop: bool = False
+    has_offsets: bool = False
 
 
 class ChoiceText:
@@ -27,7 +31,11 @@ class ChoiceText:
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._rules = rules
-        self._scanner = StopScanner(rules.stop) if rules.stop is not None else None
+        stop = rules.stop
+        self._scanner = StopScanner(stop, rules.includes_stop) if stop is not None else None
+        self._num_decoded = 0
+        self._num_out = 0
+        self._offsets: list[int] = []
         self.num_tokens = 0
         """Tokens fed, up to the one that completed a stop string."""
 
@@ -39,21 +47,40 @@ class ChoiceText:
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text these tokens let out."""
         rules = self._rules
-        if self._scanner is None:
+        if self._scanner is None and not rules.has_offsets:
             self.num_tokens += len(token_ids)
             return self._detokenizer.feed(
                 token_id for token_id in token_ids if token_id not in rules.silent_ids
             )
         parts = []
         for token_id in token_ids:
-            if self._scanner.matched is not None:
+            if self.matched is not None:
                 break
-            self.num_tokens += 1
-            if token_id in rules.silent_ids:
-                continue
-            text = self._detokenizer.feed((token_id,))
-            parts.append(text if self.num_tokens <= rules.min_tokens else self._scanner.feed(text))
+            parts.append(self._feed_one(token_id))
         return "".join(parts)
+
+    def _feed_one(self, token_id: int) -> str:
+        begins = self._num_decoded
+        text = ""
+        self.num_tokens += 1
+        if token_id not in self._rules.silent_ids:
+            text = self._detokenizer.feed((token_id,))
+            self._num_decoded += len(text)
+            if self._scanner is not None and self.num_tokens > self._rules.min_tokens:
+                text = self._scanner.feed(text)
+            self._num_out += len(text)
+        if self._rules.has_offsets:
+            self._offsets.append(min(begins, self._num_out))
+        return text
+
+    def take_offsets(self) -> list[int]:
+        """Where each token begins that was fed since the last call, in characters.
+
+        A character split over tokens begins at the first of them. A token of which all is held
+        back begins where the text that is out ends: it may prove to be no part of the text.
+        """
+        offsets, self._offsets = self._offsets, []
+        return offsets
 
     def finish(self) -> str:
         """The sequence ended: what was held back, unless a stop string cut it off."""

@@ -105,6 +105,16 @@ def unavailable(message: str) -> Failure:
     )
 
 
+def unauthorized() -> Failure:
+    """No key, or none that is good; what was sent is told to nobody."""
+    return Failure(
+        401,
+        "this server needs an API key: send it as Authorization: Bearer KEY",
+        "invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
 def internal() -> Failure:
     """A bug of ours; the log has its story."""
     return Failure(

@@ -7,6 +7,7 @@ every open request again, with the tokens that are here.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import Counter
@@ -88,12 +89,14 @@ class SchedulerLink:
 
     # ------------------------------------------------------------------ requests
 
-    def submit(self, submit: Submit) -> AnswerStream:
-        """Send a request; its tokens arrive at the stream. `release` it, whatever happens.
+    def submit(self, submit: Submit, on_news: Callable[[], None]) -> AnswerStream:
+        """Send a request; its tokens arrive at the stream, which says so by `on_news`.
+
+        `release` it, whatever happens.
 
         Raises: WireError if it has no wire form (far too long).
         """
-        stream = AnswerStream(submit)
+        stream = AnswerStream(submit, on_news)
         self._send_submit(stream)
         self._streams[stream.request_id] = stream
         self._idle.clear()

@@ -67,9 +67,11 @@ class StopScanner:
     """Reads one sequence's text; lets out what surely is before any stop string.
 
     The stop string that is complete first wins; `matched` names it, and nothing comes after it.
+    With `includes_match` it is let out itself, so nothing need be held back.
     """
 
     strings: StopStrings
+    includes_match: bool = False
     matched: str | None = None
     _state: int = 0
     _held: str = ""
@@ -84,7 +86,10 @@ class StopScanner:
             self.matched = self.strings.found(self._state)
             if self.matched is not None:
                 self._held = ""
-                return pending[: index + 1 - len(self.matched)]
+                cut = 0 if self.includes_match else len(self.matched)
+                return pending[: index + 1 - cut]
+        if self.includes_match:
+            return pending
         cut = len(pending) - self.strings.held(self._state)
         self._held = pending[cut:]
         return pending[:cut]

@@ -4,7 +4,7 @@ Special-token text (`<|im_end|>` typed by a client) is read as the special token
 prompts and in chat messages alike, as transformers and vLLM do by default.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -39,6 +39,12 @@ class Tokenizer(Protocol):
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes a token stands for; none for special tokens and unknown ids."""
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole list of tokens, special ones written out, unknown ones left out."""
+
+    def name_of(self, token_id: int) -> str:
+        """How the vocabulary writes a token; "" for unknown ids."""
+
 
 class ModelTokenizer:
     """A tokenizer of the `tokenizers` library, from a Hugging Face folder or a GGUF file."""
@@ -71,6 +77,16 @@ class ModelTokenizer:
             self._cache[token_id] = known
         return known
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As the library decodes: a SentencePiece text loses the space before its first word."""
+        # the library takes no id beyond 32 bits
+        known = [token_id for token_id in token_ids if token_id < self.vocab_size]
+        return str(self._core.decode(known, skip_special_tokens=False))
+
+    def name_of(self, token_id: int) -> str:
+        """How the vocabulary writes a token; "" for unknown ids."""
+        return str(self._core.id_to_token(token_id) or "") if token_id < self.vocab_size else ""
+
 
 TOY_CHAT: Final = ChatFormat(
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -93,6 +109,14 @@ class ToyTokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """The byte itself."""
         return bytes((token_id,)) if 0 <= token_id < 256 else b""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The bytes as text; what is no UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.bytes_of, token_ids)).decode(errors="replace")
+
+    def name_of(self, token_id: int) -> str:
+        """A byte as `<0x41>`."""
+        return f"<0x{token_id:02X}>" if 0 <= token_id < 256 else ""
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -34,6 +34,14 @@ class SchedulerCollector(Collector):
         server, core, usage = self._server, self._server.core, self._server.core.usage()
         yield _gauge("num_requests_running", "Requests that run", core.num_running)
         yield _gauge("num_requests_waiting", "Requests that wait", core.num_waiting)
+        yield _gauge("num_requests_queued", "Waiting for a first step", core.num_queued)
+        yield _gauge("num_tokens_queued", "Prompt tokens of these", core.num_queued_tokens)
+        yield _gauge("max_num_queued_reqs", "Most that may wait", core.config.max_num_queued_reqs)
+        yield _gauge(
+            "max_num_queued_tokens",
+            "Most prompt tokens that may wait",
+            core.config.max_num_queued_tokens,
+        )
         yield _gauge("num_requests_swapped", "Requests in CPU memory", core.num_swapped)
         yield _gauge("kv_cache_usage_perc", "Used blocks, 0 to 1", usage.used_share)
         yield _labelled(

@@ -96,6 +96,8 @@ class SchedulerServer:
                 max_num_seqs=self.settings.max_num_seqs,
                 max_num_batched_tokens=self.settings.max_num_batched_tokens,
                 watermark=self.settings.watermark,
+                max_num_queued_reqs=self.settings.max_num_queued_reqs,
+                max_num_queued_tokens=self.settings.max_num_queued_tokens,
             )
         )
 

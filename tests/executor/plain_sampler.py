@@ -1,6 +1,7 @@
 """Sampling by the book: sort everything, in float64. The reference for the fast sampler."""
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -28,12 +29,32 @@ def kept(logits, draw):
     return {i: weights[i] / total for i in order if weights[i] > 1e-44}
 
 
+def adjusted(logits, sample):
+    """[vocab_size] float64: bias, penalties, exclusions, one token at a time."""
+    draw, said = sample.draw, Counter(sample.history[sample.num_prompt :])
+    bias = dict(draw.logit_bias)
+    ends = {
+        word[-1]
+        for word in draw.bad_words
+        if len(word) == 1 or sample.history[-len(word) + 1 :] == word[:-1]
+    }
+    result = np.array(logits, np.float64)
+    for token in range(len(result)):
+        value = result[token] + bias.get(token, 0.0)
+        if token in sample.history:
+            value *= draw.repetition_penalty if value < 0 else 1 / draw.repetition_penalty
+        value -= said[token] * draw.frequency_penalty + bool(said[token]) * draw.presence_penalty
+        is_allowed = not draw.allowed_token_ids or token in draw.allowed_token_ids
+        is_excluded = not is_allowed or token in ends or token in sample.banned_ids
+        result[token] = -math.inf if is_excluded else value
+    return result
+
+
 def is_right(token, logits, sample, position):
     """Whether `token` is what the die of this draw falls on, but for the last bits of a float."""
-    logits = np.array(logits, np.float32)
-    logits[list(sample.banned_ids)] = -np.inf
+    logits = adjusted(logits, sample)
     if sample.draw.temperature == 0:
-        return token == int(logits.argmax())
+        return bool(logits[token] >= logits.max() - 1e-5)
     die = uniform(sample.seed, sample.index, position)
     mass = 0.0
     for i, probability in sorted(kept(logits, sample.draw).items()):

@@ -22,7 +22,7 @@ def toy_logits(context):
         stored = (position & 0xFFFFFFFF) << 32 | (token & 0xFFFFFFFF)
         total += mix(stored + (index + 1) * GAMMA & MASK)
     state = mix(total & MASK)
-    logits = np.full(VOCAB_SIZE, UNLIKELY, np.float32)
+    logits = np.array([UNLIKELY - token / 128 for token in range(VOCAB_SIZE)], np.float32)
     for token in PRINTABLE:
         logits[token] = ((mix(state ^ token * GAMMA & MASK) >> 48) << 7 | token) * 2.0**-20
     if (state >> 20) % 128 == 0:

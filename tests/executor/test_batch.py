@@ -1,20 +1,20 @@
 import numpy as np
 
-from services.executor.batch import flatten, pack
+from services.executor.batch import flatten, logit_tokens, pack
+from shared.messages import Score
 from tests.executor.plans import row
 
 
-def packed(*rows, sampling=(), block_size=4):
+def packed(*rows, block_size=4):
     flat = flatten(rows)
-    return pack(flat, flat.token_ids, np.array(sampling, np.int64), block_size)
+    return pack(flat, flat.token_ids, logit_tokens(rows, flat), block_size)
 
 
 def test_prefill_and_decode_rows_lie_end_to_end():
     batch = packed(
-        row((10, 11, 12), 3, (5, 2), sequence_id=1),
+        row((10, 11, 12), 3, (5, 2), sequence_id=1, samples=[]),
         row((20,), 8, (4, 0, 7), sequence_id=2),
         row((30, 31), 0, (6,), sequence_id=3),
-        sampling=(1, 2),
     )
     assert batch.token_ids.tolist() == [10, 11, 12, 20, 30, 31]
     assert batch.positions.tolist() == [3, 4, 5, 8, 0, 1]
@@ -27,6 +27,15 @@ def test_prefill_and_decode_rows_lie_end_to_end():
     assert batch.logit_tokens.tolist() == [3, 5]
 
 
+def test_what_is_scored_comes_after_what_is_sampled():
+    batch = packed(
+        row((10, 11, 12), 3, (5, 2), sequence_id=1, samples=[], score=Score(4, (12, 13), 0)),
+        row((20,), 8, (4, 0, 7), sequence_id=2),
+        row((30, 31), 0, (6,), sequence_id=3, score=Score(0, (31,), 2)),
+    )
+    assert batch.logit_tokens.tolist() == [3, 5, 1, 2, 4]
+
+
 def test_a_table_longer_than_its_sequence_is_cut():
     batch = packed(row((10,), 0, (5, 2, 3, 1)), row((20,), 5, (4, 0, 7), sequence_id=2))
     assert batch.block_tables.shape == (2, 2)
@@ -34,7 +43,7 @@ def test_a_table_longer_than_its_sequence_is_cut():
 
 
 def test_the_dtypes_are_the_contracts():
-    batch = packed(row(), sampling=(0,))
+    batch = packed(row())
     dtypes = {
         name: str(getattr(batch, name).dtype).removeprefix("torch.") for name in batch.__slots__
     }
@@ -60,7 +69,7 @@ def test_random_rows_equal_a_plain_loop():
             table = [next(blocks) for _ in range(-(-(first + count) // block_size))]
             ids = rng.integers(0, 512, count).tolist()
             rows.append(row(ids, first, table, sequence_id=number))
-        batch = packed(*rows, sampling=range(len(rows)), block_size=block_size)
+        batch = packed(*rows, block_size=block_size)
         places = [(r, r.first_position + i) for r in rows for i in range(len(r.token_ids))]
         assert batch.slots.tolist() == [
             r.block_table[p // block_size] * block_size + p % block_size for r, p in places

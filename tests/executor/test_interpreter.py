@@ -2,37 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.interpreter import Interpreter
-from services.executor.kv_pool import KVPools
 from services.executor.model.toy import ToyModel
-from shared.messages import PREVIOUS, Move, RowError, StepFailed, StepResult
+from shared.messages import PREVIOUS, Move, RowError, StepFailed
 from shared.sampling import DrawParams
+from tests.executor.hands import Hands
 from tests.executor.plain_sampler import is_right
 from tests.executor.plain_toy import toy_logits
-from tests.executor.plans import BOOT, LIMITS, plan, row, sample
-
-
-class Hands:
-    """An interpreter over a toy, and its pools to look into."""
-
-    def __init__(self, model=None):
-        self.pools = KVPools(
-            model or ToyModel(), LIMITS.num_gpu_blocks, LIMITS.block_size, LIMITS.num_cpu_blocks
-        )
-        self.interpreter = Interpreter(model or ToyModel(), self.pools, LIMITS.max_model_len)
-
-    def run(self, *rows, step_id=1, **more):
-        return self.interpreter.run(plan(*rows, step_id=step_id, **more))
-
-    def draws(self, *rows, **more):
-        """{sequence: token} of a plan that must succeed."""
-        result = self.run(*rows, **more)
-        assert isinstance(result, StepResult), result
-        assert not result.row_errors
-        return {sampled.sequence_id: sampled.token_id for sampled in result.sampled}
-
-    def memory(self):
-        return self.pools.gpu.clone(), self.pools.cpu.clone()
+from tests.executor.plans import BOOT, plan, row, sample
 
 
 @pytest.fixture
@@ -105,7 +81,7 @@ def test_the_die_is_named_by_the_place_of_the_new_token(hands):
 BAD_PLANS = [
     plan(row(), row((65,), 0, (99,), sequence_id=2), step_id=2, copies=(Move(0, 1),)),
     plan(row((PREVIOUS,), 0, (0,), sequence_id=9), step_id=2, swap_out=(Move(0, 1),)),
-    plan(row(samples=[sample(num_top=3)]), step_id=2),
+    plan(row(samples=[sample(num_top=21)]), step_id=2),
     plan(step_id=2, copies=(Move(0, 1), Move(1, 2))),
 ]
 

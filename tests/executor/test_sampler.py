@@ -1,12 +1,13 @@
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.sampler import Draw, Sampler, kept_ids
+from services.executor.sampler import Draw, NoToken, Sampler, kept_ids
 from shared.sampling import DrawParams
 from tests.executor import plain_sampler
 from tests.executor.plans import GREEDY, sample
@@ -168,14 +169,33 @@ def test_a_row_without_sense_fails_alone(params, bad):
     logits = np.array([[1, 2, 3, 4], bad, [4, 3, 2, 1]], np.float32)
     draws = [Draw(i, 0, sample(i, params)) for i in range(3)]
     found = Sampler(4).draw(logits, draws)
-    assert found[1] is None
+    assert found[1] is NoToken.NOT_FINITE
     good = Sampler(4).draw(logits[[0, 2]], [draws[0], Draw(1, 0, draws[2].sample)])
     assert [found[0], found[2]] == good
-    assert None not in good
+    assert {type(token) for token in good} == {int}
 
 
-def test_all_banned_is_no_sense_either():
-    assert draw_one(np.zeros(3, np.float32), DrawParams(), banned_ids=(0, 1, 2)) is None
+@pytest.mark.parametrize("params", ALL_KINDS)
+@pytest.mark.parametrize(
+    ("excluding", "banned_ids"),
+    [
+        ({}, (0, 1, 2)),
+        ({"bad_words": ((0,), (1,), (2,))}, ()),
+        ({"allowed_token_ids": (1,), "bad_words": ((1,),)}, ()),
+        ({"allowed_token_ids": (1, 2)}, (2, 1)),
+    ],
+)
+def test_when_all_is_excluded_the_request_is_to_blame_not_the_logits(params, excluding, banned_ids):
+    params = replace(params, **excluding)
+    assert draw_one(np.zeros(3, np.float32), params, banned_ids=banned_ids) is NoToken.ALL_EXCLUDED
+
+
+@pytest.mark.parametrize("params", ALL_KINDS)
+def test_a_nan_does_not_hide_among_what_is_excluded(params):
+    logits = np.array([1, 2, math.nan], np.float32)
+    assert draw_one(logits, params, banned_ids=(2,)) is NoToken.NOT_FINITE
+    only = replace(params, allowed_token_ids=(0, 1))
+    assert draw_one(logits, only) is NoToken.NOT_FINITE
 
 
 def test_a_row_may_be_drawn_from_many_times():

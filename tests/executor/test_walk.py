@@ -9,21 +9,27 @@ test's name makes the walk.
 import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.toy import ToyModel
-from shared.messages import PREVIOUS, Move, StepFailed
+from shared.messages import PREVIOUS, Move, Score, StepFailed
 from shared.sampling import DrawParams
 from tests.executor.plain_sampler import is_right
 from tests.executor.plain_toy import PlainPool, toy_logits
 from tests.executor.plans import GREEDY, plan, row, sample
 
 NUM_GPU, NUM_CPU, LONGEST = 12, 8, 24
-PARAMS = [GREEDY, DrawParams(temperature=2.0), DrawParams(top_p=0.7), DrawParams(top_k=5)]
+PARAMS = [
+    GREEDY, DrawParams(temperature=2.0), DrawParams(top_p=0.7), DrawParams(top_k=5),
+    DrawParams(temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5),
+    DrawParams(repetition_penalty=1.5, logit_bias=((65, 50.0), (66, 49.0)), bad_words=((65, 65),)),
+    DrawParams(allowed_token_ids=(3, 65, 66, 500), bad_words=((66, 65, 66), (3,)), top_p=0.9),
+]  # fmt: skip
 
 
 @dataclass
@@ -37,6 +43,10 @@ class Grown:
     table: list = field(default_factory=list)
     is_swapped: bool = False
     drawn_at: int | None = None  # the step that drew its last token
+    num_prompt: int = 0
+
+    def __post_init__(self):
+        self.num_prompt = len(self.tokens)
 
 
 class Walk:
@@ -160,6 +170,7 @@ class Walk:
             for position in range(sequence.computed, sequence.computed + count):
                 self.gpu.write(sequence.table, position, sequence.tokens[position])
             sequence.computed += count
+        self.check_scores(rows, members, result)
         self.check_draws(rows, members, result)
 
     def a_bad_plan(self):
@@ -203,20 +214,65 @@ class Walk:
         if is_whole and sequence.drawn_at == self.step_id and self.dice.random() < 0.7:
             ids = [*ids[:-1], PREVIOUS]
             self.seen["previous after more" if len(ids) > 1 else "previous"] += 1
-        draws = [sample(name, sequence.params, seed=sequence.seed, index=name)] if is_whole else []
-        return row(ids, sequence.computed, sequence.table, sequence_id=name, samples=draws)
+        draws = [self.sample(name, sequence, ids)] if is_whole else []
+        score = None
+        if self.dice.random() < 0.3:  # all but its last token: what comes after is not known yet
+            score = Score(sequence.computed, tuple(sequence.tokens[sequence.computed + 1 : end]), 2)
+        return row(
+            ids, sequence.computed, sequence.table, sequence_id=name, samples=draws,
+            score=score if score and score.token_ids else None,
+        )  # fmt: skip
+
+    def sample(self, name, sequence, ids):
+        """A sample of its next token; with a history, if that must be told."""
+        told = {"num_top": self.dice.choice([None, 0, 3])}
+        if sequence.params.needs_history:
+            known = sequence.tokens[: len(sequence.tokens) - len(ids)]
+            told |= {"history": (*known, *ids), "num_prompt": sequence.num_prompt}
+        return sample(name, sequence.params, seed=sequence.seed, index=name, **told)
 
     def check_draws(self, rows, members, result):
         drawn = {sampled.sequence_id: sampled.token_id for sampled in result.sampled}
+        logprobs = {sampled.sequence_id: sampled.logprobs for sampled in result.sampled}
         asked = {s.sequence_id: s for r in rows for s in r.samples}
         assert set(drawn) == set(asked)
         for name, token in drawn.items():
             sequence, _ = members[name]
             context = self.gpu.context(sequence.table, sequence.computed)
             assert context == [(t, p) for p, t in enumerate(sequence.tokens)]  # the walk is lawful
-            assert is_right(token, toy_logits(context), asked[name], len(sequence.tokens))
+            told = asked[name]
+            if told.history:  # and so is what it tells, PREVIOUS resolved
+                told = replace(told, history=tuple(sequence.tokens))
+            logits = toy_logits(context)
+            assert is_right(token, logits, told, len(sequence.tokens))
+            assert (logprobs[name] is None) == (told.num_top is None)
+            if logprobs[name] is not None:
+                self.check_logprobs(logprobs[name], logits, token, told.num_top)
             sequence.tokens.append(token)
             sequence.drawn_at = self.step_id
+
+    def check_scores(self, rows, members, result):
+        asked = {r.sequence_id: r.score for r in rows if r.score}
+        assert {made.sequence_id: made.first_position for made in result.scored} == {
+            name: score.first_position for name, score in asked.items()
+        }
+        for made in result.scored:
+            sequence, score = members[made.sequence_id][0], asked[made.sequence_id]
+            for offset, (told, token) in enumerate(
+                zip(made.logprobs, score.token_ids, strict=True)
+            ):
+                length = score.first_position + offset + 1
+                context = self.gpu.context(sequence.table, length)
+                self.check_logprobs(told, toy_logits(context), token, score.num_top)
+        self.seen["scored"] += len(result.scored)
+
+    def check_logprobs(self, told, logits, token, num_top):
+        wanted = torch.from_numpy(logits).double().log_softmax(-1)
+        order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+        assert told.chosen == pytest.approx(float(wanted[token]), abs=1e-5)
+        assert told.rank == 1 + order.index(token)
+        assert told.top_ids == tuple(order[:num_top])
+        assert told.top == pytest.approx(wanted[order[:num_top]].tolist(), abs=1e-5)
 
 
 ACTIONS = {
@@ -234,5 +290,5 @@ def test_walks_draw_what_the_plain_model_draws(first_seed):
             action(walk)
         seen += walk.seen
     print(f"seeds {first_seed}..: {dict(seen)}")
-    whats = ("rows", "copies", "out", "back", "previous", "previous after more")
+    whats = ("rows", "copies", "out", "back", "previous", "previous after more", "scored")
     assert min(seen[what] for what in whats) > 5

@@ -194,6 +194,21 @@ async def open_house(
         await scheduler.close()
 
 
+@asynccontextmanager
+async def open_gateway(
+    folder: Path, **settings: Any
+) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    """A gateway whose scheduler never comes, and a client for it."""
+    endpoint = f"ipc://{folder}/nobody"
+    gateway = Gateway(_AnyPort(**{"model": "toy", "request_endpoint": endpoint, **settings}), QUICK)
+    try:
+        await gateway.start()
+        async with aiohttp.ClientSession() as http:
+            yield gateway, http
+    finally:
+        await gateway.close()
+
+
 async def until_ready(house: House) -> None:
     """Ask /health/ready until it says 200."""
     for _ in range(400):

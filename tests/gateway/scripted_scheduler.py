@@ -2,10 +2,12 @@
 
 By default it answers every request with the next of `script` (or "ok"). With `holds` it takes
 requests and leaves the rest to the test: `run`, `finish`. With `answer` it generates that text
-slowly (some tokens a heartbeat), and loses messages as `dice` say.
+slowly (some tokens a heartbeat), and loses messages as `dice` say. Log-probabilities, where a
+request asks for them, are `places_of` token and position.
 """
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ from shared.messages import (
     GatewayMessage,
     Heartbeat,
     Hello,
+    PositionLogprobs,
     Refused,
     Submit,
     TokenRun,
@@ -65,6 +68,18 @@ def ids_of(run: bytes | str | Sequence[int]) -> tuple[int, ...]:
     return tuple(run.encode() if isinstance(run, str) else run)
 
 
+def places_of(token_id: int, position: int, num_top: int) -> PositionLogprobs:
+    """The same for everybody who asks; every 13th token was impossible."""
+    top_ids = tuple([(token_id + 7 * rank + position) % 256 for rank in range(num_top)])
+    top = tuple([-0.5 - 0.25 * rank for rank in range(num_top)])
+    chosen = -math.inf if token_id % 13 == 0 else -0.125 * (token_id % 50)
+    rank = 1 + token_id % 50
+    if token_id in top_ids:
+        rank = top_ids.index(token_id) + 1
+        chosen = top[rank - 1]
+    return PositionLogprobs(chosen, rank, top_ids, top)
+
+
 @dataclass
 class _Log:
     """All tokens of one request, and its end."""
@@ -72,6 +87,24 @@ class _Log:
     submit: Submit
     token_ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
+
+    def run(self, start: int) -> TokenRun:
+        """All from `start` on, with the log-probabilities that were asked for."""
+        submit, sampling = self.submit, self.submit.sampling
+        token_ids = tuple(self.token_ids[start:])
+        logprobs: list[PositionLogprobs] = []
+        if (num_top := sampling.logprobs) is not None:
+            first = len(submit.prompt) + start
+            logprobs = [places_of(x, first + i, num_top) for i, x in enumerate(token_ids)]
+        of_prompt: list[PositionLogprobs] = []
+        if (num_top := sampling.prompt_logprobs) is not None and start == 0:
+            of_prompt = [places_of(x, i, num_top) for i, x in enumerate(submit.prompt) if i]
+        return TokenRun(submit.request_id, 0, start, token_ids, tuple(logprobs), tuple(of_prompt))
+
+    @property
+    def owes_prompt(self) -> bool:
+        """Nothing is to be generated, and still there is something to be told."""
+        return self.submit.sampling.prompt_logprobs is not None and not self.token_ids
 
 
 class ScriptedScheduler:
@@ -140,10 +173,10 @@ class ScriptedScheduler:
     ) -> None:
         """Generate these tokens; `lost` ones are logged and never sent."""
         log = self.logs[request_id]
-        start, token_ids = len(log.token_ids), ids_of(run)
-        log.token_ids += token_ids
+        start = len(log.token_ids)
+        log.token_ids += ids_of(run)
         if not lost:
-            self.send(Tokens((TokenRun(request_id, 0, start, token_ids),)))
+            self.send(Tokens((log.run(start),)))
 
     def finish(
         self,
@@ -212,7 +245,7 @@ class ScriptedScheduler:
             return
         if self.holds:
             return
-        for run in script.runs:
+        for run in script.runs or ([()] if log.owes_prompt else ()):
             self.run(submit.request_id, run)
         self.finish(
             submit.request_id,
@@ -231,9 +264,8 @@ class ScriptedScheduler:
                 continue
             self._go_on(log)
             (have,) = stream.positions
-            if have < len(log.token_ids):
-                missing = tuple(log.token_ids[have:])
-                self._maybe(Tokens((TokenRun(stream.request_id, 0, have, missing),)))
+            if have < len(log.token_ids) or (log.finished is not None and log.owes_prompt):
+                self._maybe(Tokens((log.run(have),)))
             if log.finished is not None:
                 self._maybe(log.finished)
 
@@ -245,8 +277,7 @@ class ScriptedScheduler:
         for _ in range(4):
             start = len(log.token_ids)
             log.token_ids += answer[start : start + 5]
-            run = TokenRun(request_id, 0, start, tuple(log.token_ids[start:]))
-            self._maybe(Tokens((run,)))
+            self._maybe(Tokens((log.run(start),)))
         if len(log.token_ids) == len(answer):
             self.finish(request_id, lost=True)
 

@@ -36,7 +36,8 @@ async def test_a_chat_in_one_piece(house: House) -> None:
     answer_fields = (await house.post("/v1/chat/completions", **CHAT))[1]
     assert answer_fields["object"] == "chat.completion"
     assert answer_fields["id"].startswith("chatcmpl-")
-    assert answer_fields["choices"][0]["message"] == {"role": "assistant", "content": "ok"}
+    message = answer_fields["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "ok", "refusal": None}
     submit = await house.scheduler.submitted()
     assert bytes(submit.prompt) == b"user: Hi\nassistant: "
     assert submit.sampling.max_tokens is None, "a chat may fill the rest of the context"

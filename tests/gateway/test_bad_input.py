@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.request_body import MalformedBody, parse_object
+from services.gateway.request_body import MAX_VALUES, MalformedBody, parse_object
 from shared.errors import ErrorCode
 from shared.messages import Refused, Submit
 from tests.gateway.house import House, open_house
@@ -35,13 +35,37 @@ async def refused(house: House, path: str, fields: dict[str, Any]) -> tuple[int,
     return status, error["param"], error["code"], error["message"]
 
 
+def short(value: Any) -> str:
+    return repr(value)[:60]
+
+
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({}, "prompt", "required"),
     ({"prompt": None}, "prompt", "required"),
     ({"prompt": ""}, "prompt", "empty"),
-    ({"prompt": 5}, "prompt", "string"),
-    ({"prompt": True}, "prompt", "string"),
-    ({"prompt": {"a": 1}}, "prompt", "string"),
+    ({"prompt": 5}, "prompt", "a string or a list, not an integer"),
+    ({"prompt": True}, "prompt", "a string or a list, not a boolean"),
+    ({"prompt": {"a": 1}}, "prompt", "a string or a list, not an object"),
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": [[]]}, "prompt[0]", "empty list"),
+    ({"prompt": [[1], []]}, "prompt[1]", "empty list"),
+    ({"prompt": ["a", ""]}, "prompt[1]", "empty"),
+    ({"prompt": ["a", 5]}, "prompt[1]", "is an integer, but prompt[0] is a string"),
+    ({"prompt": [1, "a"]}, "prompt[1]", "is a string, but prompt[0] is an integer"),
+    ({"prompt": [1, [2]]}, "prompt[1]", "is a list, but prompt[0] is an integer"),
+    ({"prompt": [1, True]}, "prompt[1]", "is a boolean"),
+    ({"prompt": [True]}, "prompt[0]", "not a boolean"),
+    ({"prompt": [None]}, "prompt[0]", "not null"),
+    ({"prompt": [1.0]}, "prompt[0]", "not a fraction"),
+    ({"prompt": [[1, 2], [3, True]]}, "prompt[1][1]", "not a boolean"),
+    ({"prompt": [["a"]]}, "prompt[0][0]", "not a string"),
+    ({"prompt": [5, -1]}, "prompt[1]", "no token id"),
+    ({"prompt": [5, 2**31]}, "prompt[1]", "no token id"),
+    ({"prompt": [5, 512]}, "prompt[1]", "512 is not in the vocabulary (0..511)"),
+    ({"prompt": [[1] * 17, [2] * 17 + [600]]}, "prompt[1][17]", "600 is not in the vocabulary"),
+    ({"prompt": ["a"] * 1025}, "prompt", "at most 1024 prompts, not 1025"),
+    ({"prompt": ["a", "x" * 8190]}, "max_tokens", "prompt[1] has 8190 tokens and 16 more"),
+    ({"prompt": [[1], [2] * 9000]}, "prompt[1]", "prompt[1] has 9000 tokens"),
     ({"max_tokens": "5"}, "max_tokens", "integer"),
     ({"max_tokens": 5.0}, "max_tokens", "integer"),
     ({"max_tokens": True}, "max_tokens", "integer"),
@@ -84,7 +108,46 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
         "boolean",
     ),
     ({"stream": True, "stream_options": {"surprise": 1}}, "stream_options.surprise", "not a field"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "needs include_usage",
+    ),
     ({"echo": 1}, "echo", "boolean"),
+    ({"logprobs": 21}, "logprobs", "at most 20, not 21"),
+    ({"logprobs": -1}, "logprobs", "at least 0, not -1"),
+    ({"logprobs": True}, "logprobs", "integer"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not streamed"),
+    ({"prompt_logprobs": 1, "echo": True, "logprobs": 2}, "prompt_logprobs", "with logprobs 2"),
+    ({"presence_penalty": 2.1}, "presence_penalty", "from -2 to 2"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "from -2 to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"repetition_penalty": "1"}, "repetition_penalty", "number"),
+    ({"logit_bias": [1]}, "logit_bias", "object"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+    ({"logit_bias": {"512": 1}}, "logit_bias", "vocabulary (0..511)"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is no token id in decimal"),
+    ({"logit_bias": {"05": 1}}, "logit_bias", "'05' is no token id in decimal"),
+    ({"logit_bias": {"x" * 500: 1}}, "logit_bias", "xxx...' is no token id"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias.5", "number"),
+    ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1024"),
+    ({"allowed_token_ids": [512]}, "allowed_token_ids", "vocabulary"),
+    ({"allowed_token_ids": [1, "2"]}, "allowed_token_ids[1]", "integer"),
+    ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", "at most 1024"),
+    ({"allowed_token_ids": [5], "banned_token_ids": [5]}, "allowed_token_ids", "leaves no token"),
+    ({"banned_token_ids": [5, 512]}, "banned_token_ids[1]", "vocabulary"),
+    ({"banned_token_ids": [-1]}, "banned_token_ids[0]", "at least 0"),
+    ({"banned_token_ids": [1] * 129}, "banned_token_ids", "at most 128"),
+    ({"bad_words": "x"}, "bad_words", "list"),
+    ({"bad_words": ["x", ""]}, "bad_words[1]", "empty"),
+    ({"bad_words": ["x", "  "]}, "bad_words[1]", "no tokens"),
+    ({"bad_words": ["x" * 33]}, "bad_words[0]", "has 33 tokens; at most 32"),
+    ({"bad_words": ["x" * 129]}, "bad_words[0]", "at most 128"),
+    ({"bad_words": ["x"] * 65}, "bad_words", "at most 64"),
+    ({"return_token_ids": 1}, "return_token_ids", "boolean"),
+    ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "boolean"),
+    ({"strange": None}, "strange", "not a field"),
     ({"temprature": 1}, "temprature", "not a field"),
     ({"user": 5}, "user", "string"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
@@ -92,13 +155,20 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "said"), BAD_COMPLETIONS, ids=repr)
+@pytest.mark.parametrize(("fields", "param", "said"), BAD_COMPLETIONS, ids=short)
 async def test_a_bad_completion_field_is_named(house, fields, param, said) -> None:
     fields = fields if "prompt" in fields or not fields else {"prompt": "Hi", **fields}
     status, told, _, message = await refused(house, COMPLETIONS, fields)
     assert (status, told) == (400, param)
     assert said in message
     assert len(message) < 250
+
+
+TEXT = {"type": "text", "text": "Hi"}
+
+
+def parts(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
 
 
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
@@ -120,10 +190,29 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     ({"messages": CHAT, "max_completion_tokens": -5}, "max_completion_tokens", "not -5"),
     ({"messages": [{**CHAT[0], "mood": "x"}]}, "messages[0].mood", "not a field"),
+    ({"messages": [parts()]}, "messages[0].content", "is empty"),
+    ({"messages": [parts("x")]}, "messages[0].content[0]", "must be an object"),
+    ({"messages": [parts(TEXT, {})]}, "messages[0].content[1].type", "required"),
+    ({"messages": [parts({"type": "text"})]}, "messages[0].content[0].text", "required"),
+    ({"messages": [parts(TEXT | {"text": 5})]}, "messages[0].content[0].text", "string"),
+    ({"messages": [parts(TEXT | {"mood": 5})]}, "messages[0].content[0].mood", "not a field"),
+    ({"messages": CHAT, "top_logprobs": 3}, "top_logprobs", "needs logprobs: true"),
+    ({"messages": CHAT, "top_logprobs": 21, "logprobs": True}, "top_logprobs", "at most 20"),
+    ({"messages": CHAT, "logprobs": 1}, "logprobs", "boolean"),
+    (
+        {"messages": CHAT, "continue_final_message": True},
+        "continue_final_message",
+        "needs add_generation_prompt: false",
+    ),
+    (
+        {"messages": CHAT, "continue_final_message": True, "add_generation_prompt": False},
+        "continue_final_message",
+        "of the assistant, not of the user",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "said"), BAD_CHATS, ids=repr)
+@pytest.mark.parametrize(("fields", "param", "said"), BAD_CHATS, ids=short)
 async def test_a_bad_chat_field_is_named(house, fields, param, said) -> None:
     status, told, _, message = await refused(house, CHATS, fields)
     assert (status, told) == (400, param)
@@ -132,33 +221,22 @@ async def test_a_bad_chat_field_is_named(house, fields, param, said) -> None:
 
 NOT_YET = [
     (COMPLETIONS, "best_of", {"best_of": 3}),
-    (COMPLETIONS, "logprobs", {"logprobs": 0}),
-    (COMPLETIONS, "logprobs", {"logprobs": 1}),
     (COMPLETIONS, "suffix", {"suffix": "x"}),
-    (COMPLETIONS, "prompt", {"prompt": ["a", "b"]}),
-    (COMPLETIONS, "prompt", {"prompt": [1, 2]}),
-    (COMPLETIONS, "frequency_penalty", {"frequency_penalty": 0.5}),
-    (COMPLETIONS, "repetition_penalty", {"repetition_penalty": 1.1}),
-    (COMPLETIONS, "logit_bias", {"logit_bias": {"5": 1}}),
     (COMPLETIONS, "use_beam_search", {"use_beam_search": True}),
-    (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": 0}),
     (COMPLETIONS, "store", {"store": True}),
     (COMPLETIONS, "service_tier", {"service_tier": "flex"}),
     (COMPLETIONS, "priority", {"priority": 1}),
     (COMPLETIONS, "max_completion_tokens", {"max_completion_tokens": 3}),
-    (CHATS, "logprobs", {"logprobs": True}),
     (CHATS, "tools", {"tools": [{"type": "function"}]}),
     (CHATS, "tool_choice", {"tool_choice": "auto"}),
     (CHATS, "response_format", {"response_format": {"type": "json_object"}}),
     (CHATS, "chat_template", {"chat_template": "x"}),
     (CHATS, "messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
     (CHATS, "messages[0].name", {"messages": [{**CHAT[0], "name": "x"}]}),
-    (CHATS, "messages[0].content", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-    (
-        CHATS,
-        "stream_options.continuous_usage_stats",
-        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-    ),
+    (CHATS, "messages[0].content[1].type", {"messages": [parts(TEXT, {"type": "image_url"})]}),
+    (CHATS, "echo", {"echo": True}),
+    (COMPLETIONS, "top_logprobs", {"top_logprobs": 1}),
+    (COMPLETIONS, "add_generation_prompt", {"add_generation_prompt": True}),
 ]
 
 
@@ -173,6 +251,8 @@ async def test_what_is_not_honoured_is_refused_never_ignored(house, path, param,
 NEUTRAL = [
     {"n": 1, "best_of": 1, "logprobs": None, "suffix": None, "user": "x", "service_tier": "auto"},
     {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "stop": None},
+    {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "suffix": ""},
+    {"messages": None, "max_completion_tokens": None, "functions": None, "audio": None},
     {"store": False, "metadata": {}, "seed": None, "stream_options": None},
 ]
 
@@ -202,7 +282,7 @@ BODIES = [
     (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
     (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "an integer in the body has more than 4300"),
     (b'{"prompt": ' + b"[" * 90_000, "nested"),
-    (b'{"prompt": ' + b"[" * 110_000, "too many values"),
+    (b'{"prompt": ' + b"[" * (MAX_VALUES + 10), "too many values"),
     (b'{"metadata": ' + b'{"a":' * 100 + b"1" + b"}" * 101, "nested"),
     (b"{'prompt': 'a'}", "no JSON"),
     (b'{"prompt": "a",}', "no JSON"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.gateway.call import Chat
 from services.gateway.chat import ChatTemplate
 from services.gateway.tokenizer import ChatFormat, load_tokenizer
 from shared.errors import InvalidField, StartError
@@ -11,7 +12,7 @@ USER = {"role": "user", "content": "Hi <b>&"}
 
 
 def render(template: str, *messages, **special) -> str:
-    return ChatTemplate(ChatFormat(template, special)).render(messages or [USER])
+    return ChatTemplate(ChatFormat(template, special)).render(Chat(messages or (USER,)))
 
 
 def test_special_tokens_and_generation_prompt_are_there() -> None:
@@ -82,12 +83,12 @@ def test_the_real_template_over_several_turns() -> None:
         {"role": "assistant", "content": "Hello!"},
         {"role": "user", "content": "Bye"},
     ]
-    assert template.render(messages) == (
+    assert template.render(Chat(tuple(messages))) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert template.render(messages[1:2]).startswith(
+    assert template.render(Chat(tuple(messages[1:2]))).startswith(
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM"
     )
 
@@ -101,4 +102,62 @@ def test_the_real_template_as_transformers_renders_it() -> None:
     (theirs,), _ = render_jinja_template(
         [messages], chat_template=chat.template, add_generation_prompt=True, **chat.special_tokens
     )
-    assert ChatTemplate(chat).render(messages) == theirs
+    assert ChatTemplate(chat).render(Chat(tuple(messages))) == theirs
+
+
+# ------------------------------------------------------------------ where the prompt ends
+
+MARKED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+TRIMMED = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+PROMPTING = MARKED + "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def prompt_of(template: str, *messages: dict[str, str], **options: bool) -> str:
+    return ChatTemplate(ChatFormat(template, {})).render(Chat(messages, **options))
+
+
+def test_the_generation_prompt_can_be_left_out() -> None:
+    user = {"role": "user", "content": "Hi"}
+    assert prompt_of(PROMPTING, user, add_generation_prompt=False) == "<user>Hi</>"
+    assert prompt_of(PROMPTING, user, add_generation_prompt=True) == "<user>Hi</><assistant>"
+
+
+CONTINUED = ["Sure", "Sure, ", "", "  two\n\n", "</>", "Hi <b>&", "a CONTINUE_FINAL_MESSAGE_TAG b"]
+
+
+@pytest.mark.parametrize("text", CONTINUED, ids=repr)
+@pytest.mark.parametrize("template", [MARKED, TRIMMED], ids=["as it is", "trimmed"])
+def test_a_final_message_is_continued_as_in_transformers(template: str, text: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [USER, assistant("earlier"), USER, assistant(text)]
+    (theirs,), _ = render_jinja_template(
+        [messages], chat_template=template, continue_final_message=True
+    )
+    ours = prompt_of(template, *messages, add_generation_prompt=False, continue_final_message=True)
+    assert ours == theirs
+    assert ours.rstrip().endswith(text.strip())
+
+
+def test_a_template_without_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(InvalidField, match="leaves the last message out") as caught:
+        prompt_of("x", USER, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", CONTINUED, ids=repr)
+def test_the_real_template_continues_as_in_transformers(text: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    chat = load_tokenizer(find_model("smollm2-135m-instruct")).chat
+    messages = [USER, assistant(text)]
+    (theirs,), _ = render_jinja_template(
+        [messages], chat_template=chat.template, continue_final_message=True, **chat.special_tokens
+    )
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert ChatTemplate(chat).render(Chat(tuple(messages), **options)) == theirs

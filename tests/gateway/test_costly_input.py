@@ -78,7 +78,7 @@ async def test_a_large_body_is_read_beside_the_event_loop(house: House, monkeypa
         readers.append(threading.current_thread())
         return parse_object(body)
 
-    monkeypatch.setattr("services.gateway.routes.parse_object", watched)
+    monkeypatch.setattr("services.gateway.request_reading.parse_object", watched)
     await house.post("/v1/completions", prompt="x")
     await house.post("/v1/completions", prompt="x" * 2**17)
     assert readers[0] is threading.current_thread()

@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway import openai
+from services.gateway.bodies import ChatBody, CompletionBody
+from services.gateway.body_fields import NEUTRAL, REFUSED
+from services.gateway.call import Call
 from services.gateway.request_body import parse_object
 from shared.codec import decode, encode
 from shared.errors import RequestError
@@ -29,25 +32,29 @@ ANYTHING = st.recursive(
     ),
     max_leaves=5,
 )
+PARTS = st.lists(
+    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=3)}) | ANYTHING,
+    max_size=3,
+)
+PROMPTS = st.recursive(st.text(max_size=3) | st.integers(), st.lists, max_leaves=5)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "tool", 5]), "content": st.text(max_size=3)},
+        {
+            "role": st.sampled_from(["user", "system", "assistant", "tool", 5]),
+            "content": st.text(max_size=3) | PARTS,
+        },
         optional={"name": ANYTHING},
     ),
     max_size=3,
 )
 NAMES = st.sampled_from(
-    sorted(
-        {*openai.NEUTRAL, *openai.REFUSED, "model", "max_tokens", "min_tokens", "temperature",
-         "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "stream",
-         "stream_options", "user", "metadata", "echo", "max_completion_tokens", "strange"}
-    )
-)  # fmt: skip
+    sorted({*NEUTRAL, *REFUSED, *CompletionBody.model_fields, *ChatBody.model_fields, "strange"})
+)
 FIELDS = st.dictionaries(NAMES, ANYTHING | SCALARS, max_size=3)
 
 
 @settings(max_examples=500, deadline=None)
-@given(fields=FIELDS, prompt=st.text(max_size=3) | ANYTHING)
+@given(fields=FIELDS, prompt=PROMPTS | ANYTHING)
 def test_any_completion_is_a_call_or_a_named_error(fields: dict[str, Any], prompt: Any) -> None:
     check(openai.parse_completion, {"prompt": prompt} | fields)
 
@@ -69,9 +76,9 @@ def check(parse: Any, fields: dict[str, Any]) -> None:
         assert decode(encode(submit), TO_SCHEDULER) == submit
 
 
-def outcome_of(parse: Any, fields: dict[str, Any]) -> openai.Call | RequestError:
+def outcome_of(parse: Any, fields: dict[str, Any]) -> Call | RequestError:
     try:
-        call: openai.Call = parse(parse_object(json.dumps(fields).encode()))
+        call: Call = parse(parse_object(json.dumps(fields).encode()))
         check_sampling(call.sampling, 512)
     except RequestError as error:
         return error

@@ -226,13 +226,15 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 import services.gateway.app
+from services.gateway.call import Chat
 from services.gateway.chat import ChatTemplate
 from services.gateway.tokenizer import load_tokenizer
 from shared.model_source import find_model
 
 tokenizer = load_tokenizer(find_model(sys.argv[1]))
 print(len(tokenizer.encode("Hello", add_special_tokens=True)))
-print(ChatTemplate(tokenizer.chat).render([{"role": "user", "content": "Hi"}])[-20:])
+chat = Chat(({"role": "user", "content": "Hi"},))
+print(ChatTemplate(tokenizer.chat).render(chat)[-20:])
 """
 
 

@@ -10,12 +10,14 @@ from shared.settings import (
     UpSettings,
     flags_of,
     load,
+    secrets_of,
 )
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     monkeypatch.delenv("SPLITFLAP_CONFIG", raising=False)
+    monkeypatch.delenv("SPLITFLAP_API_KEY", raising=False)
 
 
 def gateway(*flags):
@@ -86,3 +88,66 @@ def test_a_switch_reaches_a_child_process_either_way():
         assert passed_on == [switch]
         scheduler = load(SchedulerSettings, passed_on, "splitflap scheduler")
         assert scheduler.enable_prefix_caching is is_on
+
+
+# ------------------------------------------------------------------ API keys
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ([], ()),
+        (["--api-key", "a"], ("a",)),
+        (["--api-key", "a", "--api-key=b~"], ("a", "b~")),
+        (["--api-key", "a,b"], ("a", "b")),
+        (["--api-key", '["a,b", "c"]'], ("a,b", "c")),
+        (["--api-key", "a,a"], ("a",)),
+    ],
+)
+def test_keys_by_flags(flags, keys):
+    assert gateway(*flags).api_key == keys
+
+
+@pytest.mark.parametrize(("given", "keys"), [("a", ("a",)), ("a,b", ("a", "b")), ('["a"]', ("a",))])
+def test_keys_by_the_environment(monkeypatch, given, keys):
+    monkeypatch.setenv("SPLITFLAP_API_KEY", given)
+    assert gateway().api_key == keys
+
+
+@pytest.mark.parametrize(("line", "keys"), [("'a'", ("a",)), ("['a', 'b,c']", ("a", "b,c"))])
+def test_keys_by_the_file(tmp_path, line, keys):
+    file = tmp_path / "splitflap.toml"
+    file.write_text(f"api_key = {line}")
+    assert gateway("--config", str(file)).api_key == keys
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("", "key 1 of 1 is empty"),
+        ("secret,", "key 2 of 2 is empty"),
+        ("secret key", "key 1 of 1 is no token"),
+        ("secret\x7f", "key 1 of 1 is no token"),
+        ("s\u00e9cret", "key 1 of 1 is no token"),
+        ('["secret"', "begins as a JSON list and is none"),
+        ('["secret", 5]', "takes one key, or a list of keys"),
+    ],
+)
+@pytest.mark.parametrize("by", ["flag", "environment"])
+def test_a_key_that_is_none_is_refused_and_not_repeated(monkeypatch, by, given, complaint):
+    if by == "environment":
+        monkeypatch.setenv("SPLITFLAP_API_KEY", given)
+    with pytest.raises(StartError, match=complaint) as caught:
+        gateway(*([f"--api-key={given}"] if by == "flag" else []))
+    assert "--api-key" in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+def test_keys_are_in_no_command_line_but_reach_the_gateway(monkeypatch):
+    settings = load(UpSettings, ["--api-key", "a,b", "--port", "1001"], "up")
+    assert flags_of(settings, GatewaySettings) == ["--port=1001"]
+    assert secrets_of(settings, ExecutorSettings) == {}
+    ((name, value),) = secrets_of(settings, GatewaySettings).items()
+    monkeypatch.setenv(name, value)
+    assert gateway().api_key == ("a", "b")
+    assert "'a'" not in repr(settings)

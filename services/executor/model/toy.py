@@ -26,12 +26,16 @@ VOCAB_SIZE: Final = 512
 PRINTABLE: Final = range(32, 127)
 MAX_POSITION_EMBEDDINGS: Final = 8192
 
-UNLIKELY: Final = -1e4
-"""Logit of what the toy never writes by itself."""
+UNLIKELY: Final = -64.0
+"""Greatest logit of what the toy does not write by itself: id i has this less i/128.
+
+So far below the others that no usual draw finds it, and near enough for a bias of 100 to fetch it.
+"""
 ENDING: Final = 12.0
 """Logit of the end where it is due: above all others, which lie in [0, 8)."""
 _ENDING_CHANCE: Final = np.uint64(128)
 
+_UNLIKELY_LOGITS: Final = (UNLIKELY - np.arange(VOCAB_SIZE) / 128).astype(np.float32)
 _UNWRITTEN: Final = -1
 _WORD: Final = np.uint64
 # splitmix64's constants: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
@@ -110,11 +114,11 @@ def _context_hashes(pool: NDArray[np.int32], batch: PackedBatch) -> NDArray[np.u
 
 
 def _logits(hashes: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """[n, VOCAB_SIZE] float32; no two of the likely ones are equal, and each is exact."""
+    """[n, VOCAB_SIZE] float32; no two are equal, and each is exact."""
     ids = np.arange(PRINTABLE.start, PRINTABLE.stop)
     noise = _mix(hashes[:, None] ^ (ids.astype(_WORD) * _GAMMA)) >> _WORD(48)
     distinct = noise << _WORD(7) | ids.astype(_WORD)  # 23 bits, all different in the last 7
-    logits = np.full((len(hashes), VOCAB_SIZE), UNLIKELY, np.float32)
+    logits = np.tile(_UNLIKELY_LOGITS, (len(hashes), 1))
     logits[:, PRINTABLE.start : PRINTABLE.stop] = distinct.astype(np.float32) * 2.0**-20
     logits[(hashes >> _WORD(20)) % _ENDING_CHANCE == 0, EOS] = ENDING
     return logits

@@ -19,6 +19,12 @@ class Book:
         self._lines: dict[Status, Line] = {
             status: Line(order) for status in Status if status is not Status.FINISHED
         }
+        self.num_queued = 0
+        """Requests that have yet to take their first step; each arrival is measured by this."""
+        self.num_queued_tokens = 0
+        """Their prompt tokens."""
+        self.num_dequeued = 0
+        """Requests that have left this queue so far, by starting or ending."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -58,6 +64,8 @@ class Book:
             raise InvariantBroken(f"{request.request_id} is in the book already")
         self._lines[request.status].add(request)
         self._requests[request.request_id] = request
+        self.num_queued += 1
+        self.num_queued_tokens += len(request.submit.prompt)
 
     def change(self, request: Request, change: Change) -> None:
         """Take a step of the lifecycle, and change lines. An illegal one changes nothing."""
@@ -66,6 +74,11 @@ class Book:
         self._lines[before].remove(request)
         if request.status is not Status.FINISHED:
             self._lines[request.status].add(request)
+        if request.is_queued:
+            request.is_queued = False
+            self.num_queued -= 1
+            self.num_queued_tokens -= len(request.submit.prompt)
+            self.num_dequeued += 1
 
     def forget(self, request: Request) -> None:
         """Drop a finished request and its token log. Raises: InvariantBroken if it still lives."""

@@ -3,9 +3,9 @@
 `Sample(n)` and `Beam(width)` belong here too; a request holds one `Decoding` and asks no further.
 """
 
-from dataclasses import replace
 from typing import Protocol
 
+from services.scheduler.core.sequence import Sequence
 from shared import messages
 from shared.ids import Ids, SequenceId
 from shared.sampling import SamplingParams
@@ -14,40 +14,68 @@ from shared.sampling import SamplingParams
 class Decoding(Protocol):
     """The growth of one request."""
 
-    def asks(
-        self, sequence_id: SequenceId, index: int, num_generated: int
-    ) -> tuple[messages.Sample, ...]:
-        """What to draw from the last logits of a sequence that has `num_generated` tokens."""
+    def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
+        """What to draw from the last logits of a sequence."""
 
     def stops(self, num_generated: int, token_id: int) -> bool:
         """Whether `token_id`, as the `num_generated`-th generated token, ends its sequence."""
+
+
+def decoding_of(params: SamplingParams, eos_token_ids: Ids) -> Decoding:
+    """The way these parameters ask for."""
+    return Nothing() if params.max_tokens == 0 else Sample(params, eos_token_ids)
+
+
+class Nothing:
+    """No draw at all: the prompt is computed for its scores alone."""
+
+    def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
+        """None."""
+        return ()
+
+    def stops(self, num_generated: int, token_id: int) -> bool:
+        """Never: nothing grows."""
+        return False
 
 
 class Sample:
     """One sequence, one draw a step."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: Ids) -> None:
-        self._min_tokens = params.min_tokens
+        self._params = params
+        self._needs_history = params.draw.needs_history
         stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids.update(eos_token_ids)
         self._stop_ids = frozenset(stop_ids)
-        self._ask = messages.Sample(SequenceId(0), 0, params.seed, params.draw)
         self._banned = tuple(sorted(stop_ids))
         self._free_asks: dict[SequenceId, tuple[messages.Sample, ...]] = {}
 
-    def asks(
-        self, sequence_id: SequenceId, index: int, num_generated: int
-    ) -> tuple[messages.Sample, ...]:
+    def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
         """One draw. Before `min_tokens` no token that would end the sequence may be drawn."""
-        if num_generated < self._min_tokens:
-            banned = self._banned
-            return (replace(self._ask, sequence_id=sequence_id, index=index, banned_ids=banned),)
-        if sequence_id not in self._free_asks:  # the same at every step from here on
-            ask = replace(self._ask, sequence_id=sequence_id, index=index)
-            self._free_asks[sequence_id] = (ask,)
-        return self._free_asks[sequence_id]
+        free = self._free_asks.get(sequence.sequence_id)
+        if free is not None:
+            return free
+        is_free = len(sequence.generated) >= self._params.min_tokens
+        asks = (self._ask(sequence, () if is_free else self._banned),)
+        if is_free and not self._needs_history:  # the same at every step from here on
+            self._free_asks[sequence.sequence_id] = asks
+        return asks
+
+    def _ask(self, sequence: Sequence, banned_ids: Ids) -> messages.Sample:
+        """Only a draw that needs the tokens before it carries them."""
+        has_history = self._needs_history
+        return messages.Sample(
+            sequence.sequence_id,
+            sequence.index,
+            self._params.seed,
+            self._params.draw,
+            history=sequence.prompt + tuple(sequence.generated) if has_history else (),
+            num_prompt=len(sequence.prompt) if has_history else 0,
+            banned_ids=banned_ids,
+            num_top=self._params.logprobs,
+        )
 
     def stops(self, num_generated: int, token_id: int) -> bool:
         """True for eos (unless ignored) and the stop ids, after `min_tokens` others."""
-        return token_id in self._stop_ids and num_generated > self._min_tokens
+        return token_id in self._stop_ids and num_generated > self._params.min_tokens

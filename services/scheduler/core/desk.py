@@ -4,11 +4,9 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
-from dataclasses import replace
-
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
-from services.scheduler.core.decoding import Sample
+from services.scheduler.core.decoding import decoding_of
 from services.scheduler.core.endings import Endings
 from services.scheduler.core.events import (
     AttachRequested,
@@ -20,7 +18,10 @@ from services.scheduler.core.events import (
     StreamsListed,
 )
 from services.scheduler.core.intake import Limits, check_submit, check_vocabulary
-from services.scheduler.core.request import Finish, Request, Sequence
+from services.scheduler.core.lobby import Lobby
+from services.scheduler.core.queue_limits import QueueLimits
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import ErrorCode, RequestError
 from shared.ids import RequestId, SequenceId
@@ -40,6 +41,7 @@ class Desk:
         streams: Streams,
         outbox: Outbox,
         counters: Counters,
+        queue_limits: QueueLimits,
     ) -> None:
         self._book = book
         self._endings = endings
@@ -47,13 +49,24 @@ class Desk:
         self._outbox = outbox
         self._counters = counters
         self._limits: Limits | None = None
-        self._unchecked: dict[RequestId, RequestArrived] = {}
+        self._queue_limits = queue_limits
+        self._lobby = Lobby()
         self._last_sequence_id = 0
 
     @property
     def num_unchecked(self) -> int:
         """Requests that wait for a model to be known."""
-        return len(self._unchecked)
+        return len(self._lobby)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that have yet to take their first step; what gave way and waits is none."""
+        return self._book.num_queued + len(self._lobby)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of these."""
+        return self._book.num_queued_tokens + self._lobby.num_tokens
 
     def opened(self, limits: Limits, at: float) -> None:
         """An executor says what it can take: everybody who is here is checked against that."""
@@ -63,9 +76,12 @@ class Desk:
             for request in list(self._book):
                 if request.is_live:
                     self._check_again(request, limits, at)
-        unchecked, self._unchecked = self._unchecked, {}
-        for event in unchecked.values():
-            self.arrived(event)
+        for event in self._lobby.empty():
+            self._admit(event, limits)
+
+    def tick(self, at: float) -> None:
+        """Time passes: the speed of the queue is measured."""
+        self._queue_limits.tick(at, self._book.num_dequeued)
 
     # ----------------------------------------------------------------- arrivals
 
@@ -73,14 +89,44 @@ class Desk:
         """A new request, or one that is here already and comes again."""
         submit = event.submit
         known = self._book.get(submit.request_id)
-        if known is not None:
+        here = known or self._lobby.get(submit.request_id)
+        if here is not None and not _is_same(submit, here.submit):
+            self._refuse(
+                event.gateway,
+                submit.request_id,
+                ErrorCode.INVALID,
+                "request_id: another request has this id; make a new one",
+                "request_id",
+            )
+        elif known is not None:
             self._arrived_again(event, known)
-            return
-        if self._limits is None:
-            self._unchecked[submit.request_id] = event
-            return
+        elif here is None and (why := self._why_full(submit, event.at)):
+            self._counters.requests_refused[ErrorCode.QUEUE_FULL] += 1
+            self._refuse(
+                event.gateway,
+                submit.request_id,
+                ErrorCode.QUEUE_FULL,
+                why,
+                retry_after_s=self._queue_limits.retry_after_s(event.at, self._book.num_dequeued),
+            )
+        elif self._limits is None:
+            self._lobby.enter(event)
+        else:
+            self._admit(event, self._limits)
+
+    def _why_full(self, submit: Submit, at: float) -> str:
+        """Why the queue has no room for it; "" if it has, as for every resubmitted request."""
+        self.tick(at)
+        if submit.resubmitted:
+            return ""
+        return self._queue_limits.refusal(
+            self.num_queued, self.num_queued_tokens, len(submit.prompt)
+        )
+
+    def _admit(self, event: RequestArrived, limits: Limits) -> None:
+        submit = event.submit
         try:
-            max_tokens = check_submit(submit, self._limits)
+            max_tokens = check_submit(submit, limits)
         except RequestError as error:
             self._counters.requests_refused[error.code] += 1
             self._refuse(event.gateway, submit.request_id, error.code, error.message, error.param)
@@ -90,7 +136,7 @@ class Desk:
             gateway=event.gateway,
             arrival=event.at - submit.age_s,
             max_tokens=max_tokens,
-            decoding=Sample(submit.sampling, self._limits.eos_token_ids),
+            decoding=decoding_of(submit.sampling, limits.eos_token_ids),
             sequences=self._new_sequences(submit),
         )
         request.last_heard = event.at
@@ -100,29 +146,28 @@ class Desk:
         self._end_what_is_over(request, event.at)
 
     def _arrived_again(self, event: RequestArrived, known: Request) -> None:
-        submit = event.submit
-        if (submit.prompt, submit.key_hash) != (known.submit.prompt, known.submit.key_hash):
-            self._refuse(
-                event.gateway,
-                submit.request_id,
-                ErrorCode.INVALID,
-                "request_id: another request has this id; make a new one",
-                "request_id",
-            )
-            return
         self._streams.moved(known, event.gateway, event.at)
         self._streams.accepted(known)
-        positions = tuple(len(generated.token_ids) for generated in submit.generated)
+        positions = tuple(len(generated.token_ids) for generated in event.submit.generated)
         self._streams.bring_up_to_date(known, positions)
 
     def _new_sequences(self, submit: Submit) -> tuple[Sequence, ...]:
+        only_scores = submit.sampling.max_tokens == 0  # its last token tells of nothing after it
+        prompt = submit.prompt[:-1] if only_scores else submit.prompt
         sequences = []
         for index in range(submit.sampling.n):
             self._last_sequence_id += 1
             is_resumed = index < len(submit.generated)
-            generated = submit.generated[index].token_ids if is_resumed else ()
-            sequence_id = SequenceId(self._last_sequence_id)
-            sequences.append(Sequence(sequence_id, index, submit.prompt, generated))
+            so_far = submit.generated[index] if is_resumed else GeneratedSequence(())
+            sequences.append(
+                Sequence(
+                    SequenceId(self._last_sequence_id),
+                    index,
+                    prompt,
+                    so_far.token_ids,
+                    so_far.logprobs,
+                )
+            )
         return tuple(sequences)
 
     def _end_what_is_over(self, request: Request, at: float) -> None:
@@ -146,7 +191,7 @@ class Desk:
             message = f"the executor that came back cannot go on with this: {error.message}"
             self._endings.end_all(request, Finish.broken(message, error.code), at)
             return
-        request.decoding = Sample(request.submit.sampling, limits.eos_token_ids)
+        request.decoding = decoding_of(request.submit.sampling, limits.eos_token_ids)
         if max_tokens < request.max_tokens:
             request.max_tokens = max_tokens
             self._streams.accepted(request)
@@ -159,7 +204,7 @@ class Desk:
     def cancelled(self, event: CancelRequested) -> None:
         """CLIENT_GONE: forgotten in silence. STOP_STRING: ended, and `Finished` says so."""
         cancel = event.cancel
-        self._cancel_unchecked(event)
+        self._lobby.cancel(event)
         request = self._own(event.gateway, cancel.request_id)
         if request is None:
             return
@@ -177,29 +222,9 @@ class Desk:
         elif len(chosen) == len(request.sequences):
             self._endings.forget(request, event.at)
 
-    def _cancel_unchecked(self, event: CancelRequested) -> None:
-        cancel = event.cancel
-        waiting = self._unchecked.get(cancel.request_id)
-        if waiting is None or waiting.gateway != event.gateway:
-            return
-        if cancel.reason is CancelReason.CLIENT_GONE:
-            del self._unchecked[cancel.request_id]
-            return
-        generated = waiting.submit.generated or (GeneratedSequence(()),)
-        stopped = tuple(
-            replace(sequence, finish=FinishReason.STOP)
-            if cancel.sequence is None or index == cancel.sequence
-            else sequence
-            for index, sequence in enumerate(generated)
-        )
-        submit = replace(waiting.submit, generated=stopped)
-        self._unchecked[cancel.request_id] = replace(waiting, submit=submit)
-
     def done(self, event: RequestDone) -> None:
         """Everything has reached the client; a log, or even a live request, may go."""
-        waiting = self._unchecked.get(event.request_id)
-        if waiting is not None and waiting.gateway == event.gateway:
-            del self._unchecked[event.request_id]
+        self._lobby.leave(event.request_id, event.gateway)
         request = self._own(event.gateway, event.request_id)
         if request is not None:
             self._endings.forget(request, event.at)
@@ -207,7 +232,7 @@ class Desk:
     def attached(self, event: AttachRequested) -> None:
         """Another gateway goes on with a stream; a wrong key learns no more than a wrong id."""
         request_id = event.attach.request_id
-        if request_id in self._unchecked:
+        if request_id in self._lobby:
             self._refuse(
                 event.gateway,
                 request_id,
@@ -226,7 +251,7 @@ class Desk:
     def listed(self, event: StreamsListed) -> None:
         """A heartbeat: what is stalled is sent again, what is not here is refused."""
         for stream in event.streams:
-            if stream.request_id in self._unchecked:
+            if stream.request_id in self._lobby:
                 continue
             request = self._own(event.gateway, stream.request_id)
             if request is not None:
@@ -245,9 +270,7 @@ class Desk:
         """Nobody hears its streams, so nobody needs them."""
         for request in self._book.of_gateway(event.gateway):
             self._endings.forget(request, event.at)
-        for request_id, waiting in list(self._unchecked.items()):
-            if waiting.gateway == event.gateway:
-                del self._unchecked[request_id]
+        self._lobby.lose(event.gateway)
 
     # ----------------------------------------------------------------- answers
 
@@ -269,3 +292,8 @@ class Desk:
         retry_after_s: float | None = None,
     ) -> None:
         self._outbox.say(gateway, Refused(request_id, code, message, param, retry_after_s))
+
+
+def _is_same(submit: Submit, here: Submit) -> bool:
+    """Whether this is the request that is here already; its key counts, its progress does not."""
+    return (submit.prompt, submit.key_hash) == (here.prompt, here.key_hash)

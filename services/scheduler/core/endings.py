@@ -3,7 +3,8 @@
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.lifecycle import Change
-from services.scheduler.core.request import Finish, Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.steps import Steps
 from services.scheduler.core.streams import Streams
 from shared.errors import InvariantBroken
@@ -24,7 +25,7 @@ class Endings:
         num_generated = len(sequence.generated)
         if num_generated and request.decoding.stops(num_generated, sequence.generated[-1]):
             return Finish(FinishReason.STOP, stop_token_id=sequence.generated[-1])
-        if num_generated >= request.max_tokens:
+        if num_generated >= request.max_tokens and (num_generated or not request.num_unscored):
             return Finish(FinishReason.LENGTH)
         return None
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.scheduler.core.kv.table import BlockTable
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared.ids import SequenceId
-from shared.messages import StepPlan
+from shared.messages import Score, StepPlan
 
 
 class SentRow(NamedTuple):
@@ -15,6 +16,7 @@ class SentRow(NamedTuple):
     request: Request
     sequence: Sequence
     does_sample: bool
+    score: Score | None
 
 
 @dataclass(slots=True)

@@ -51,7 +51,8 @@ def check_submit(submit: Submit, limits: Limits) -> int:
         )
     for generated in submit.generated:
         check_vocabulary("generated", generated.token_ids, limits.vocab_size)
-    most = _most_tokens(len(submit.prompt), submit.sampling.max_tokens, limits)
+    _check_logprobs(submit)
+    most = _most_tokens(submit, limits)
     if submit.sampling.min_tokens > most:
         raise InvalidField(
             "min_tokens",
@@ -59,6 +60,21 @@ def check_submit(submit: Submit, limits: Limits) -> int:
             f"most {most} can be generated",
         )
     return most
+
+
+def _check_logprobs(submit: Submit) -> None:
+    """What a resubmission brings along is whole: one for each token if asked for, else none."""
+    for generated in submit.generated:
+        asked = len(generated.token_ids) if submit.sampling.logprobs is not None else 0
+        if len(generated.logprobs) != asked:
+            raise InvalidField(
+                "generated", f"has {len(generated.logprobs)} logprobs where {asked} belong"
+            )
+    asked = len(submit.prompt) - 1 if submit.sampling.prompt_logprobs is not None else 0
+    if submit.prompt_logprobs and len(submit.prompt_logprobs) != asked:
+        raise InvalidField(
+            "prompt_logprobs", f"has {len(submit.prompt_logprobs)} entries where {asked} belong"
+        )
 
 
 def _check_not_yet(submit: Submit) -> None:
@@ -81,11 +97,15 @@ def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> N
             )
 
 
-def _most_tokens(num_prompt: int, max_tokens: int | None, limits: Limits) -> int:
-    """The last token generated is never computed, so it needs no place in the pool."""
+def _most_tokens(submit: Submit, limits: Limits) -> int:
+    """The last token generated is never computed, so it needs no place in the pool.
+
+    Nor does the last of a prompt that is only scored; one that is not even scored needs none.
+    """
+    num_prompt, max_tokens = len(submit.prompt), submit.sampling.max_tokens
     if num_prompt >= limits.max_model_len:
         raise PromptTooLong(num_prompt, limits.max_model_len)
-    if max_tokens == 0:
+    if max_tokens == 0 and submit.sampling.prompt_logprobs is None:
         return 0
     places = limits.num_blocks * limits.block_size
     if max_tokens is None:

@@ -12,7 +12,8 @@ from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.planner import SUSPECT_AFTER_LOSSES
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
 from shared.ids import BlockId
@@ -26,6 +27,7 @@ def check_laws(scheduler: Scheduler) -> None:
         _check_owners(scheduler, allocator)
         _check_usage(scheduler, allocator)
     _check_lines(scheduler)
+    _check_queue(scheduler)
     for request in scheduler.book:
         _check_request(request)
     _check_flight(scheduler)
@@ -96,6 +98,17 @@ def _check_lines(scheduler: Scheduler) -> None:
     )
 
 
+def _check_queue(scheduler: Scheduler) -> None:
+    """The queue's running count, by which arrivals are measured, is what a count now says."""
+    queued = [request for request in scheduler.book if request.is_queued]
+    prompts = sum(len(request.submit.prompt) for request in queued)
+    counted = (scheduler.book.num_queued, scheduler.book.num_queued_tokens)
+    story = f"{counted} counted, {len(queued)} requests with {prompts} prompt tokens are queued"
+    _demand(counted == (len(queued), prompts), "the queue's count", story)
+    others = [r.request_id for r in queued if r.status is not Status.WAITING]
+    _demand(not others, "the queue's count", f"{others} are queued and do not wait")
+
+
 def _check_request(request: Request) -> None:
     who = f"{request.request_id} ({request.status})"
     is_over = request.status is Status.FINISHED
@@ -107,6 +120,7 @@ def _check_request(request: Request) -> None:
         holds = request.status is Status.RUNNING and is_live
         _demand(has_table == holds, "law 5, running ones hold blocks, all or none", story)
         _check_progress(who, request, sequence)
+    _check_scores(who, request)
 
 
 def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
@@ -114,7 +128,23 @@ def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
     _demand(sequence.num_computed <= sequence.num_tokens, "progress", story)
     if sequence.finish is None:
         story = f"{who} goes on with {len(sequence.generated)} of {request.max_tokens} tokens"
-        _demand(len(sequence.generated) < request.max_tokens, "max_tokens ends it", story)
+        wants_scores = not sequence.generated and request.num_unscored > 0
+        wants_more = len(sequence.generated) < request.max_tokens or wants_scores
+        _demand(wants_more, "max_tokens ends it", story)
+
+
+def _check_scores(who: str, request: Request) -> None:
+    """Log-probabilities are as many as was asked for, of the answer and of the prompt."""
+    sampling, num_scores = request.submit.sampling, len(request.prompt_logprobs)
+    for sequence in request.sequences:
+        wanted = len(sequence.generated) if sampling.logprobs is not None else 0
+        story = f"{who} has {len(sequence.logprobs)} logprobs of {len(sequence.generated)} tokens"
+        _demand(len(sequence.logprobs) == wanted, "a logprob for each token", story)
+    wanted = len(request.submit.prompt) - 1 if sampling.prompt_logprobs is not None else 0
+    story = f"{who} has {num_scores} scores and lacks {request.num_unscored} of {wanted}"
+    _demand(num_scores + request.num_unscored == wanted, "a score for each prompt token", story)
+    if any(sequence.generated for sequence in request.sequences) and not request.submit.generated:
+        _demand(not request.num_unscored, "a prompt is scored before its answer", story)
 
 
 def _check_flight(scheduler: Scheduler) -> None:
@@ -135,7 +165,7 @@ def _check_flight(scheduler: Scheduler) -> None:
         for sequence in request.live_sequences:
             waits = sequence.num_computed == sequence.num_tokens
             row = newest.rows.get(sequence.sequence_id)
-            is_drawn = row is not None and row.does_sample
+            is_drawn = row is not None and (row.does_sample or row.score is not None)
             story = f"{request.request_id} has all {sequence.num_tokens} tokens computed"
             _demand(not waits or is_drawn, "nothing to compute, so a draw is in flight", story)
 
@@ -165,6 +195,9 @@ def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:
     story = f"copies {plan.copies}"
     _demand(not sources.intersection(targets), "law 9, source and destination", story)
     _demand(len(set(targets)) == len(targets), "law 9, destination twice", story)
+    scored = sum(len(row.score.token_ids) for row in plan.rows if row.score is not None)
+    most = scheduler.config.max_scored_tokens
+    _demand(scored <= most, "score budget", f"{scored} scores, at most {most}")
     budget = scheduler.config.max_num_batched_tokens
     tokens = sum(len(row.token_ids) for row in plan.rows)
     _demand(0 < tokens <= budget, "token budget", f"{tokens} tokens, at most {budget}")

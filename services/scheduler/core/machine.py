@@ -24,12 +24,13 @@ from services.scheduler.core.events import (
     StreamsListed,
     Tick,
 )
-from services.scheduler.core.flight import SentRow
+from services.scheduler.core.growth import Growth
 from services.scheduler.core.intake import Limits
 from services.scheduler.core.kv.usage import KVUsage
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.policies.order import Fcfs
-from services.scheduler.core.request import Finish
+from services.scheduler.core.queue_limits import QueueLimits
+from services.scheduler.core.sequence import Finish
 from services.scheduler.core.steps import MakeAllocator, Steps, paged
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import InvariantBroken
@@ -56,7 +57,10 @@ class Scheduler:
         streams = Streams(self._outbox, self.counters)
         self._endings = Endings(self.book, self.steps, streams, self.counters)
         self._streams = streams
-        self._desk = Desk(self.book, self._endings, streams, self._outbox, self.counters)
+        queue_limits = QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens)
+        self._desk = Desk(
+            self.book, self._endings, streams, self._outbox, self.counters, queue_limits
+        )
         self._limits: Limits | None = None
 
     # ----------------------------------------------------------------- what others read
@@ -70,6 +74,16 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait for blocks, or for a model to be known."""
         return len(self.book.waiting) + self._desk.num_unchecked
+
+    @property
+    def num_queued(self) -> int:
+        """Those of the waiting that have yet to take their first step: `max_num_queued_reqs`."""
+        return self._desk.num_queued
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of these: `max_num_queued_tokens`."""
+        return self._desk.num_queued_tokens
 
     @property
     def num_swapped(self) -> int:
@@ -121,6 +135,7 @@ class Scheduler:
             case StepRefused(at, failed):
                 self._step_refused(at, failed)
             case Tick(at):
+                self._desk.tick(at)
                 self._drop_old_logs(at)
 
     # ----------------------------------------------------------------- the executor
@@ -145,43 +160,21 @@ class Scheduler:
         if sent is None:
             return
         self.counters.plans_finished += 1
-        failed = {error.sequence_id: error.message for error in result.row_errors}
-        self.counters.row_errors += len(failed)
-        drawn = {sampled.sequence_id: sampled.token_id for sampled in result.sampled}
+        if self._limits is None:
+            raise InvariantBroken("a plan was in flight before any model was known")
+        growth = Growth(result, self._limits.vocab_size, self._streams, self.counters)
         endings = []
-        for sequence_id, row in sent.rows.items():
+        for row in sent.rows.values():
             if row.sequence.finish is not None:
                 continue  # it ended while the plan ran; what was drawn is not wanted
-            error = failed.get(sequence_id)
-            if error is None and row.does_sample:
-                error = self._grow(row, drawn.get(sequence_id))
-            if error is not None:
-                endings.append((row, Finish.broken(error)))
-            elif finish := self._endings.due(row.request, row.sequence):
+            finish = growth.grow(row) or self._endings.due(row.request, row.sequence)
+            if finish is not None:
                 endings.append((row, finish))
         for row, finish in endings:  # after all tokens: one message of them for each gateway
             if finish.error is not None:
                 self._endings.end_all(row.request, finish, at)
             else:
                 self._endings.end(row.request, row.sequence, finish, at)
-
-    def _grow(self, row: SentRow, token_id: int | None) -> str | None:
-        """One more token for a sequence. Returns: what is wrong with it, if anything is."""
-        request, sequence = row.request, row.sequence
-        if self._limits is None:
-            raise InvariantBroken("a plan was in flight before any model was known")
-        if token_id is None:
-            return "the executor drew no token for it"
-        if not 0 <= token_id < self._limits.vocab_size:
-            return f"the executor drew token id {token_id} of {self._limits.vocab_size}"
-        sequence.generated.append(token_id)
-        self.counters.generation_tokens += 1
-        request.num_losses = 0
-        if not request.was_prompt_counted:
-            request.was_prompt_counted = True
-            self.counters.prompt_tokens += len(request.submit.prompt)
-        self._streams.grew(request, sequence)
-        return None
 
     def _step_refused(self, at: float, failed: StepFailed) -> None:
         """Nothing of that plan may be relied on, so its requests end; the others live."""

@@ -21,21 +21,27 @@ from services.scheduler.core.kv.allocator import Allocator
 from services.scheduler.core.lifecycle import Change, Status
 from services.scheduler.core.policies.batching import Batching, Shares
 from services.scheduler.core.policies.preemption import Preemption, Victim
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared import messages
 from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
 from shared.ids import Boot, SequenceId
-from shared.messages import Move, PreemptionMode, Row, StepPlan
+from shared.messages import Move, PreemptionMode, Row, Score, StepPlan
 
 SUSPECT_AFTER_LOSSES: Final = 2
 
 
 @dataclass(slots=True)
 class _Round:
-    """What one walk gives. `owed` settling blocks are spoken for by those who sit it out."""
+    """What one walk gives. `owed` settling blocks are spoken for by those who sit it out.
+
+    `scores_left` prompt tokens may still be scored, shared out like the token budget: first come,
+    first served. It is full in every step, so whoever comes first is never without.
+    """
 
     shares: Shares
+    scores_left: int
     decodes: list[Row] = field(default_factory=list)
     prompts: list[Row] = field(default_factory=list)
     copies: list[Move] = field(default_factory=list)
@@ -57,6 +63,7 @@ class Planner:
         preemption: Preemption,
         counters: Counters,
         max_running: int,
+        max_scored_tokens: int,
         watermark: float,
     ) -> None:
         """A start leaves `watermark` of the pool, rounded down, free for those who go on."""
@@ -68,6 +75,7 @@ class Planner:
         self._preemption = preemption
         self._counters = counters
         self._max_running = max_running
+        self._max_scored_tokens = max_scored_tokens
         self._watermark_blocks = int(watermark * allocator.pool.num_blocks)
         self._gave_way: list[messages.Preemption] = []
 
@@ -93,15 +101,15 @@ class Planner:
         return SentPlan(plan, draft.sent)
 
     def _walk(self) -> _Round:
-        suspect = next((request for request in self._book.running if _is_suspect(request)), None)
+        running = list(self._book.running)
+        suspect = next((r for r in running if r.num_losses >= SUSPECT_AFTER_LOSSES), None)
         if suspect is not None:
-            going_on = [suspect]
+            running = [suspect]
         elif self._is_suspect_next():
-            going_on = []
-        else:
-            going_on = list(self._book.running)
-        sequences = [sequence for request in going_on for sequence in request.live_sequences]
-        draft = _Round(self._batching.open(sequences))
+            running = []
+        going_on = [(request, request.live_sequences) for request in running]
+        sequences = [sequence for _, live in going_on for sequence in live]
+        draft = _Round(self._batching.open(sequences), self._max_scored_tokens)
         self._go_on(draft, going_on)
         if suspect is None and not self._gave_way:
             self._start_waiting(draft)
@@ -109,13 +117,15 @@ class Planner:
 
     # ----------------------------------------------------------------- those who run
 
-    def _go_on(self, draft: _Round, requests: list[Request]) -> None:
+    def _go_on(self, draft: _Round, going_on: list[tuple[Request, tuple[Sequence, ...]]]) -> None:
         """Oldest first, so whoever gives way comes later in the walk and has no row yet."""
-        for request in requests:
+        for request, live_sequences in going_on:
             if request.status is not Status.RUNNING:
                 continue  # it gave way to one before it
-            for sequence in request.live_sequences:
+            for sequence in live_sequences:
                 granted = draft.shares.grant(sequence)
+                if request.num_unscored:
+                    granted = self._scorable(draft, request, sequence, granted)
                 placed = self._place(draft, request, sequence, granted) if granted else 0
                 if granted and not placed and not self._is_block_coming(draft, request):
                     break
@@ -157,10 +167,15 @@ class Planner:
             request = self._book.waiting.first
             if _is_suspect(request) and draft.sent:
                 return
+            if request.num_unscored and not draft.scores_left:
+                return
             self._book.change(request, Change.START)
             for sequence in request.live_sequences:
                 sequence.table = self._allocator.start()
-                self._place(draft, request, sequence, draft.shares.grant_new(sequence))
+                granted = draft.shares.grant_new(sequence)
+                if request.num_unscored:
+                    granted = self._scorable(draft, request, sequence, granted)
+                self._place(draft, request, sequence, granted)
                 promised += self._blocks_to_come(sequence)
             if _is_suspect(request):
                 return
@@ -208,23 +223,42 @@ class Planner:
         if not num_placed:
             return 0
         last = first + num_placed
-        does_sample = last == num_tokens
+        samples = request.decoding.asks(sequence) if last == num_tokens else ()
+        score = self._score(draft, request, first, last) if request.num_unscored else None
         row = Row(
             sequence.sequence_id,
-            token_ids=sequence.token_ids(first, last),
-            first_position=first,
-            block_table=tuple(table.block_ids),
-            samples=request.decoding.asks(
-                sequence.sequence_id, sequence.index, len(sequence.generated)
-            )
-            if does_sample
-            else (),
+            sequence.token_ids(first, last),
+            first,
+            tuple(table.block_ids),
+            samples,
+            score,
         )
         (draft.decodes if first == num_tokens - 1 else draft.prompts).append(row)
         draft.copies += copies
-        draft.sent[sequence.sequence_id] = SentRow(request, sequence, does_sample)
+        draft.sent[sequence.sequence_id] = SentRow(request, sequence, bool(samples), score)
         self._counters.computed_tokens += num_placed
         return num_placed
+
+    # ----------------------------------------------------------------- scores of a prompt
+
+    def _scorable(self, draft: _Round, request: Request, sequence: Sequence, granted: int) -> int:
+        """As many of the granted tokens as may be scored in this step; the rest is handed back."""
+        if request.num_unscored <= draft.scores_left:
+            return granted
+        first_unscored = len(request.prompt_logprobs)
+        allowed = min(granted, first_unscored + draft.scores_left - sequence.num_computed)
+        draft.shares.left += granted - allowed
+        return allowed
+
+    def _score(self, draft: _Round, request: Request, first: int, last: int) -> Score | None:
+        """What to score of the positions first .. last - 1: each tells of the token after it."""
+        prompt, num_top = request.submit.prompt, request.submit.sampling.prompt_logprobs
+        first = max(first, len(request.prompt_logprobs))
+        token_ids = prompt[first + 1 : last + 1]
+        if not token_ids or num_top is None:
+            return None
+        draft.scores_left -= len(token_ids)
+        return Score(first, token_ids, num_top)
 
 
 def _is_suspect(request: Request) -> bool:

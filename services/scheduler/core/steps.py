@@ -16,7 +16,8 @@ from services.scheduler.core.lifecycle import Change
 from services.scheduler.core.planner import Planner
 from services.scheduler.core.policies.batching import Mixed
 from services.scheduler.core.policies.preemption import LatestFirst, Recompute
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared.ids import Boot
 from shared.messages import ExecutorReady
 
@@ -72,6 +73,7 @@ class Steps:
             preemption=Recompute(),
             counters=self._counters,
             max_running=self._config.max_num_seqs,
+            max_scored_tokens=self._config.max_scored_tokens,
             watermark=self._config.watermark,
         )
 

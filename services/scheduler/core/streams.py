@@ -10,7 +10,8 @@ most a repeat, which `TokenRun.start` shows for what it is.
 from services.scheduler.core.commands import Reply
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.events import Gateway
-from services.scheduler.core.request import Listed, Request, Sequence
+from services.scheduler.core.request import Listed, Request
+from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
 from shared.ids import Ids
 from shared.messages import (
@@ -65,7 +66,19 @@ class Streams:
 
     def grew(self, request: Request, sequence: Sequence) -> None:
         """The sequence has one token more."""
-        self._send_run(request, sequence, len(sequence.generated) - 1)
+        start = len(sequence.generated) - 1
+        if not start:
+            self._send_run(request, sequence, 0)
+            return
+        logprobs = (sequence.logprobs[-1],) if sequence.logprobs else ()
+        last = (sequence.generated[-1],)
+        run = TokenRun(request.submit.request_id, sequence.index, start, last, logprobs)
+        self._outbox.add_run(request.gateway, run)
+
+    def scored(self, request: Request) -> None:
+        """All of the prompt is scored. Where nothing is drawn, that is all there is to be told."""
+        if request.max_tokens == 0:
+            self._send_run(request, request.sequences[0], 0)
 
     def ended(self, request: Request, sequence: Sequence) -> None:
         """The sequence has ended. Raises: InvariantBroken if it has not."""
@@ -96,11 +109,13 @@ class Streams:
                 sequences=tuple(
                     AttachedSequence(
                         tuple(sequence.generated),
+                        tuple(sequence.logprobs),
                         finish=sequence.finish.reason if sequence.finish else None,
                         stop_token_id=sequence.finish.stop_token_id if sequence.finish else None,
                     )
                     for sequence in request.sequences
                 ),
+                prompt_logprobs=request.scores,
             ),
         )
         self.bring_up_to_date(
@@ -149,13 +164,18 @@ class Streams:
                 self.ended(request, sequence)
 
     def _send_run(self, request: Request, sequence: Sequence, start: int) -> None:
-        if start < len(sequence.generated):
-            self._outbox.add_run(
-                request.gateway,
-                TokenRun(
-                    request.request_id, sequence.index, start, tuple(sequence.generated[start:])
-                ),
+        """All from `start` on. A prompt's scores go with the first token, or else alone."""
+        scores = request.scores if start == 0 and sequence.index == 0 else ()
+        if start < len(sequence.generated) or (scores and request.max_tokens == 0):
+            run = TokenRun(
+                request.request_id,
+                sequence.index,
+                start,
+                tuple(sequence.generated[start:]),
+                tuple(sequence.logprobs[start:]),
+                scores,
             )
+            self._outbox.add_run(request.gateway, run)
 
 
 def _position(positions: Ids, sequence: Sequence) -> int:

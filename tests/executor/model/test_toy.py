@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.batch import flatten, pack
-from services.executor.model.toy import ENDING, EOS, PRINTABLE, VOCAB_SIZE, ToyModel
+from services.executor.batch import flatten, logit_tokens, pack
+from services.executor.model.toy import ENDING, EOS, PRINTABLE, UNLIKELY, VOCAB_SIZE, ToyModel
 from tests.executor.plain_toy import PlainPool, toy_logits
 from tests.executor.plans import row
 
@@ -13,7 +13,7 @@ BLOCK_SIZE = 4
 def forward(model, pool, *rows):
     """Logits of each row's last token, [len(rows), VOCAB_SIZE]."""
     flat = flatten(rows)
-    batch = pack(flat, flat.token_ids, np.arange(len(rows)), BLOCK_SIZE)
+    batch = pack(flat, flat.token_ids, logit_tokens(rows, flat), BLOCK_SIZE)
     return model.forward(pool, batch).numpy()
 
 
@@ -78,12 +78,12 @@ def test_what_lies_beyond_the_last_token_does_not_matter(model, pool):
     assert (forward(model, pool, row((66,), 1, (0,)))[0] == before).all()
 
 
-def test_no_two_likely_logits_are_equal_and_each_is_exact(model, pool):
+def test_no_two_logits_are_equal_and_each_is_exact(model, pool):
     for seed in range(50):
         logits = forward(model, pool, row((seed, seed + 1), 0, (0,)))[0]
         likely = logits[PRINTABLE.start : PRINTABLE.stop]
-        assert len(set(likely.tolist())) == len(PRINTABLE)
-        assert (likely * 2**20 == np.round(likely * 2**20)).all()
+        assert len(set(logits.tolist())) == VOCAB_SIZE
+        assert (logits * 2**20 == np.round(logits * 2**20)).all()
         assert 0 <= likely.min() < likely.max() < 8
 
 
@@ -101,7 +101,7 @@ def test_it_writes_printable_text_that_ends_now_and_then(model):
 def test_the_end_is_either_due_or_out_of_reach(model, pool):
     ends = {float(forward(model, pool, row((a, b), 0, (0,)))[0][EOS])
             for a in range(32) for b in range(32)}  # fmt: skip
-    assert ends == {ENDING, -1e4}
+    assert ends == {ENDING, UNLIKELY - EOS / 128}
 
 
 def test_no_wanted_logits_are_no_rows(model, pool):

@@ -41,9 +41,11 @@ from shared.messages import (
     ExecutorReady,
     Finished,
     GeneratedSequence,
+    PositionLogprobs,
     Refused,
     RowError,
     Sampled,
+    Scored,
     StepFailed,
     StepPlan,
     StepResult,
@@ -68,6 +70,48 @@ def next_token(context, seed, banned):
     raise AssertionError("everything is banned")
 
 
+def logprobs_of(context, token_id, num_top):
+    """What the toy reports of `token_id` after `context`."""
+    story = repr((tuple(context), token_id)).encode()
+    number = int.from_bytes(blake2b(story, digest_size=8).digest(), "little")
+    return PositionLogprobs(
+        -(number % 997) / 64, 1 + number % 7,
+        tuple((number + at) % VOCAB for at in range(num_top)),
+        tuple(-at / 8 for at in range(num_top)),
+    )  # fmt: skip
+
+
+def placed(tokens):
+    """The context of these tokens: each with its position."""
+    return [(token_id, position) for position, token_id in enumerate(tokens)]
+
+
+def solo_logprobs(prompt, sampling, answer):
+    """What is reported of each token of an answer; () if nothing was asked for."""
+    if sampling.logprobs is None:
+        return ()
+    tokens = (*prompt, *answer)
+    return tuple(
+        logprobs_of(placed(tokens[:at]), tokens[at], sampling.logprobs)
+        for at in range(len(prompt), len(tokens))
+    )
+
+
+def solo_scores(prompt, sampling):
+    """What is reported of each prompt token but the first; () if nothing was asked for."""
+    if sampling.prompt_logprobs is None:
+        return ()
+    return tuple(
+        logprobs_of(placed(prompt[:at]), prompt[at], sampling.prompt_logprobs)
+        for at in range(1, len(prompt))
+    )
+
+
+def luck(seed, draw, history, num_prompt):
+    """What a draw depends on beside its context: for a penalty, on the history it is given."""
+    return (seed, tuple(history), num_prompt) if draw.needs_history else seed
+
+
 def solo(prompt, sampling, max_tokens=None):
     """(tokens, reason, stop token id) of a request that has the toy for itself, and no blocks."""
     limit = sampling.max_tokens if max_tokens is None else max_tokens
@@ -75,7 +119,8 @@ def solo(prompt, sampling, max_tokens=None):
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
     for count in range(1, limit + 1):
         banned = stops if count <= sampling.min_tokens else ()
-        token_id = next_token([(t, p) for p, t in enumerate(tokens)], sampling.seed, banned)
+        seed = luck(sampling.seed, sampling.draw, tokens, len(prompt))
+        token_id = next_token(placed(tokens), seed, banned)
         tokens.append(token_id)
         if token_id in stops:
             return tuple(tokens[len(prompt) :]), FinishReason.STOP, token_id
@@ -90,7 +135,7 @@ class ToyExecutor:
         self.store = {}
 
     def run(self, plan, failing_rows=()):
-        sampled, errors, seen = [], [], set()
+        sampled, errors, scored, seen = [], [], [], set()
         for move in plan.copies:
             for offset in range(self.block_size):
                 self.store[move.destination, offset] = self.store.get((move.source, offset))
@@ -111,9 +156,27 @@ class ToyExecutor:
             last = row.first_position + len(row.token_ids)
             context = [self.store.get(self._place(row, position)) for position in range(last)]
             for ask in row.samples:
-                token_id = next_token(context, ask.seed, ask.banned_ids)
-                sampled.append(Sampled(ask.sequence_id, token_id))
-        return StepResult(plan.boot, plan.step_id, tuple(sampled), tuple(errors))
+                assert ask.draw.needs_history == bool(ask.history)
+                seed = luck(ask.seed, ask.draw, ask.history, ask.num_prompt)
+                token_id = next_token(context, seed, ask.banned_ids)
+                told = None if ask.num_top is None else logprobs_of(context, token_id, ask.num_top)
+                sampled.append(Sampled(ask.sequence_id, token_id, told))
+            if row.score is not None:
+                scored.append(self._score(row, context))
+        return StepResult(plan.boot, plan.step_id, tuple(sampled), tuple(errors), tuple(scored))
+
+    def _score(self, row, context):
+        score, last = row.score, row.first_position + len(row.token_ids)
+        assert score.token_ids
+        assert row.first_position <= score.first_position
+        assert score.first_position + len(score.token_ids) <= last
+        for at, (token_id, _) in enumerate(context[score.first_position + 1 : last]):
+            assert at >= len(score.token_ids) or score.token_ids[at] == token_id
+        told = tuple(
+            logprobs_of(context[: position + 1], token_id, score.num_top)
+            for position, token_id in enumerate(score.token_ids, score.first_position)
+        )
+        return Scored(row.sequence_id, score.first_position, told)
 
     def _place(self, row, position):
         return row.block_table[position // self.block_size], position % self.block_size
@@ -124,6 +187,9 @@ class Stream:
     """What one gateway knows of one request."""
 
     tokens: list = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    prompt_logprobs: tuple = ()
+    num_scores: int = 0
     max_tokens: int | None = None
     finished: Finished | None = None
     num_finished: int = 0
@@ -150,7 +216,9 @@ class ToyGateway:
                     self._take(run)
             case Finished(request_id):
                 stream = self.streams[request_id]
-                if message.length == len(stream.tokens):
+                has_scores = len(stream.prompt_logprobs) >= stream.num_scores
+                is_whole = has_scores or message.reason is not FinishReason.LENGTH
+                if message.length == len(stream.tokens) and is_whole:
                     stream.finished = message
                     stream.num_finished += 1
                 else:
@@ -161,16 +229,25 @@ class ToyGateway:
                 stream = self.streams[request_id]
                 stream.attached = message
                 stream.tokens = list(message.sequences[0].token_ids)
+                stream.logprobs = list(message.sequences[0].logprobs)
+                stream.prompt_logprobs = message.prompt_logprobs
 
     def _take(self, run):
-        held = self.streams[run.request_id].tokens
-        assert run.token_ids
+        stream = self.streams[run.request_id]
+        held = stream.tokens
+        assert run.token_ids or run.prompt_logprobs
+        assert run.start == 0 or not run.prompt_logprobs
+        assert len(run.logprobs) in (0, len(run.token_ids))
+        if run.start == 0:
+            assert stream.prompt_logprobs in ((), run.prompt_logprobs)
+            stream.prompt_logprobs = run.prompt_logprobs
         if run.start > len(held):
             assert self.may_gap, f"a gap before {run}"
             return
         overlap = held[run.start : run.start + len(run.token_ids)]
         assert overlap == list(run.token_ids[: len(overlap)]), "what was told has changed"
         held += run.token_ids[len(overlap) :]
+        stream.logprobs += run.logprobs[len(overlap) :]
 
 
 class House:
@@ -256,12 +333,14 @@ class House:
             prompt = tuple((ord(name[0]) * 7 + at * 3) % (VOCAB - 1) + 1 for at in range(prompt))
         params = sampling or SamplingParams(**{"max_tokens": max_tokens, **params})
         resumed = (GeneratedSequence(tuple(generated), finish),) if generated or finish else ()
+        num_scores = 0 if params.prompt_logprobs is None else len(prompt) - 1
         fields = {"generated": resumed, "age_s": age_s, "context": context, "key_hash": key_hash}
         submit = Submit(RequestId(name), tuple(prompt), params, **{**fields, **(extra or {})})
         self.submits[name] = submit
-        self.gateways[_gateway(gateway)].streams[name].tokens = list(
-            submit.generated[0].token_ids if submit.generated else ()
-        )
+        stream = self.gateways[_gateway(gateway)].streams[name]
+        stream.tokens = list(submit.generated[0].token_ids if submit.generated else ())
+        stream.logprobs = list(submit.generated[0].logprobs if submit.generated else ())
+        stream.prompt_logprobs, stream.num_scores = submit.prompt_logprobs, num_scores
         return self.handle(RequestArrived(self.later(), _gateway(gateway), submit))
 
     def step(self, times=1, failing_rows=()):
@@ -331,6 +410,16 @@ class House:
         """The answer of this request alone."""
         submit = self.submits[name]
         return solo(submit.prompt, submit.sampling, max_tokens)[0]
+
+    def scores(self, name):
+        """What is reported of this request's prompt when it is alone."""
+        submit = self.submits[name]
+        return solo_scores(submit.prompt, submit.sampling)
+
+    def logprobs(self, name):
+        """What is reported of this request's answer when it is alone."""
+        submit = self.submits[name]
+        return solo_logprobs(submit.prompt, submit.sampling, self.solo(name))
 
     def status(self, name):
         request = self.core.book.get(name)

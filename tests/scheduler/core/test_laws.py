@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.core.laws import check_laws
 from services.scheduler.core.lifecycle import Status
-from services.scheduler.core.request import Finish
+from services.scheduler.core.sequence import Finish
 from shared.errors import InvariantBroken
 from shared.sampling import FinishReason
 from tests.scheduler.core.house import House

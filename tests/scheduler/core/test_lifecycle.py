@@ -10,7 +10,8 @@ from services.scheduler.core.events import Gateway
 from services.scheduler.core.lifecycle import TRANSITIONS, Change, Status, status_after
 from services.scheduler.core.line import Line
 from services.scheduler.core.policies.order import Fcfs
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
 from shared.ids import RequestId, SequenceId
 from shared.messages import Submit

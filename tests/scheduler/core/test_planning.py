@@ -13,7 +13,8 @@ from services.scheduler.core.planner import Planner
 from services.scheduler.core.policies.batching import Mixed
 from services.scheduler.core.policies.order import Fcfs
 from services.scheduler.core.policies.preemption import LatestFirst, Recompute
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
 from shared.ids import RequestId, SequenceId
 from shared.messages import PreemptionMode, Sample, Submit
 from shared.sampling import DrawParams, FinishReason, SamplingParams
@@ -178,7 +179,8 @@ def test_promises_hold_under_a_policy_that_leaves_prompts_half_done():
     book, allocator = Book(Fcfs()), PagedAllocator(BlockPool(8), 4)
     planner = Planner(
         boot=BOOT, book=book, allocator=allocator, batching=SmallChunks(64), victim=LatestFirst(),
-        preemption=Recompute(), counters=Counters(), max_running=9, watermark=0.0,
+        preemption=Recompute(), counters=Counters(), max_running=9,
+        max_scored_tokens=9, watermark=0.0,
     )  # fmt: skip
     for at, (name, prompt) in enumerate((("A", 17), ("B", 16), ("C", 3))):
         params = SamplingParams(max_tokens=2)

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.scheduler.core.walker import GATEWAYS, Walker, random_walk
+from shared.sampling import DrawParams
+from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, random_walk
 
 ANY = st.integers(0, 99)
 GATEWAY = st.sampled_from(GATEWAYS)
@@ -28,6 +29,9 @@ class Walk(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from((1, 2, 3, 256)),
         max_num_batched_tokens=st.sampled_from((1, 2, 5, 16, 512)),
         watermark=st.sampled_from((0.0, 0.01, 0.3)),
+        max_scored_tokens=st.sampled_from((1, 2, 5, 256)),
+        max_num_queued_reqs=st.sampled_from((1, 2, 4096)),
+        max_num_queued_tokens=st.sampled_from((5, 40, 9999)),
         join=st.booleans(),
     )
     def build(self, **house):
@@ -42,13 +46,22 @@ class Walk(RuleBasedStateMachine):
         min_tokens=st.sampled_from((0, 0, 3)),
         stops=st.sampled_from(((), (3,), (0, 7))),
         age_s=st.sampled_from((0.0, 0.0, 0.0015, 9.0)),
+        logprobs=st.sampled_from((None, None, 0, 2)),
+        prompt_logprobs=st.sampled_from((None, None, 0, 3)),
+        draw=st.sampled_from((DrawParams(), PENALTY)),
     )
-    def submit(self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s):
+    def submit(
+        self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s, logprobs,
+        prompt_logprobs, draw,
+    ):  # fmt: skip
         params = {
             "seed": seed,
             "ignore_eos": ignore_eos,
             "min_tokens": min_tokens,
             "stop_token_ids": stops,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "draw": draw,
         }
         self.walker.submit(prompt, max_tokens, gateway, params, age_s)
 
@@ -149,7 +162,7 @@ HOUSES = {
     "tiny": {"num_blocks": 6, "block_size": 4, "max_model_len": 40},
     "chunks": {
         "num_blocks": 9, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 5,
-        "max_num_seqs": 4,
+        "max_num_seqs": 4, "max_scored_tokens": 3, "max_num_queued_reqs": 3,
     },
     "single places": {"num_blocks": 40, "block_size": 1, "max_model_len": 48, "watermark": 0.1},
 }  # fmt: skip
@@ -162,8 +175,10 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     walker.end()
     must = {
         "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
-        "row error", "executor lost", "late result",
+        "row error", "executor lost", "late result", "scored", "only scored",
     }  # fmt: skip
+    if "max_num_queued_reqs" in HOUSES[name]:
+        must.add("queue_full")
     assert must <= set(+walker.happened), f"never happened: {must - set(+walker.happened)}"
 
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 from random import Random
 
 from services.scheduler.core.events import StepFinished
+from shared.errors import ErrorCode
 from shared.ids import Boot
 from shared.messages import CancelReason, GeneratedSequence
-from shared.sampling import FinishReason, SamplingParams
-from tests.scheduler.core.house import VOCAB, House, solo
+from shared.sampling import DrawParams, FinishReason, SamplingParams
+from tests.scheduler.core.house import VOCAB, House, solo, solo_logprobs, solo_scores
 
 GATEWAYS = "gh"
+PENALTY = DrawParams(presence_penalty=0.5)
 MOST_LIVE = 12
 
 
@@ -25,7 +27,7 @@ class Walker:
         self.house = House(**house)
         self.settings = house
         self.owners = {}
-        self.answers = {}
+        self.answers, self.logprobs, self.scores = {}, {}, {}
         self.may_fail = set()
         self.over = set()
         self.count = 0
@@ -44,11 +46,14 @@ class Walker:
         ids = tuple((self.count * 5 + at * at) % (VOCAB - 1) + 1 for at in range(prompt))
         most = house.max_model_len - prompt if max_tokens is None else max_tokens
         most = min(most, 4 * house.block_size * house.num_blocks)
-        self.answers[name] = solo(ids, sampling, most)[0]
+        answer = solo(ids, sampling, most)[0]
+        self.answers[name] = answer
+        self.logprobs[name] = solo_logprobs(ids, sampling, answer)
+        self.scores[name] = solo_scores(ids, sampling)
         house.submit(name, ids, gateway=gateway, sampling=sampling, age_s=age_s)
-        if self._stream(name).refused:
+        if refusal := self._stream(name).refused:
             self._forget(name)
-            self.happened["refused"] += 1
+            self.happened[str(refusal.code)] += 1
 
     def step(self, times=1):
         for _ in range(times):
@@ -114,18 +119,17 @@ class Walker:
             return
         if self._is_deaf(name) or self.house.gateways[gateway.encode()].is_deaf:
             return
-        self.house.attach(name, gateway)
         held = self.house.stream(name, gateway)
         held.max_tokens = self._stream(name).max_tokens
+        held.num_scores = self._stream(name).num_scores
+        self.house.attach(name, gateway)
         self.owners[name] = gateway
         self.happened["attach"] += 1
 
     def submit_again(self, which):
         name = self._pick(which)
         if name:
-            held = self._stream(name).tokens
-            generated = (GeneratedSequence(tuple(held)),)
-            self._resubmit(name, generated)
+            self._resubmit(name, self._so_far(name))
             self.happened["submit again"] += 1
 
     def beat(self, gateway):
@@ -171,11 +175,12 @@ class Walker:
         for name in self.owners:
             stream = self._stream(name)
             finish = stream.finished.reason if stream.finished else None
-            if finish is not None or stream.tokens:
-                self._resubmit(name, (GeneratedSequence(tuple(stream.tokens), finish),))
-            else:
-                self._resubmit(name, ())
+            is_new = finish is None and not stream.tokens
+            self._resubmit(name, () if is_new else self._so_far(name, finish), resubmitted=True)
         self.house.join(old.num_blocks)
+        for name in self.owners:
+            refusal = self._stream(name).refused
+            assert refusal is None or refusal.code is not ErrorCode.QUEUE_FULL, refusal.message
         self._drop_refused()
         self.happened["restart"] += 1
 
@@ -191,8 +196,15 @@ class Walker:
         )
         self._drop_refused()
         for name in self.owners:
-            held, answer = self._stream(name).tokens, self.answers[name]
-            assert tuple(held) == answer[: len(held)], f"{name} went astray"
+            stream, answer, scores = self._stream(name), self.answers[name], self.scores[name]
+            held = tuple(stream.tokens)
+            assert held == answer[: len(held)], f"{name} went astray"
+            told = self.logprobs[name][: len(held)]
+            assert tuple(stream.logprobs) == told, f"{name}: its logprobs went astray"
+            assert stream.prompt_logprobs in ((), scores), f"{name}: its scores went astray"
+            if held and scores:
+                assert stream.prompt_logprobs, f"{name}: its scores were left out"
+                self.happened["scored"] += 1
 
     def end(self):
         """Mend everything, run to the end, and look at every answer."""
@@ -223,6 +235,9 @@ class Walker:
         elif finished.reason is FinishReason.LENGTH:
             most = self.house.core.book.get(name).max_tokens
             assert name in self.may_fail or finished.length == most
+            if most == 0:
+                assert stream.prompt_logprobs == self.scores[name]
+                self.happened["only scored"] += bool(self.scores[name])
         elif finished.stop_token_id is not None:
             assert tuple(stream.tokens) == answer
             assert answer[-1] == finished.stop_token_id
@@ -242,7 +257,7 @@ class Walker:
         return names[which % len(names)] if names else None
 
     def _forget(self, name):
-        del self.owners[name], self.answers[name]
+        del self.owners[name], self.answers[name], self.logprobs[name], self.scores[name]
 
     def _drop_refused(self):
         for name in list(self.owners):
@@ -257,13 +272,21 @@ class Walker:
             if sequence.sequence_id in sequence_ids
         }
 
-    def _resubmit(self, name, generated):
+    def _so_far(self, name, finish=None):
+        stream = self._stream(name)
+        return (GeneratedSequence(tuple(stream.tokens), finish, tuple(stream.logprobs)),)
+
+    def _resubmit(self, name, generated, *, resubmitted=False):
         submit = self.house.submits[name]
         stream = self._stream(name)
         ended = stream.finished
         self.house.submit(
             name, submit.prompt, gateway=self.owners[name], sampling=submit.sampling,
-            extra={"generated": generated},
+            extra={
+                "generated": generated,
+                "prompt_logprobs": stream.prompt_logprobs,
+                "resubmitted": resubmitted,
+            },
         )  # fmt: skip
         if stream.finished is None:
             stream.finished = ended
@@ -285,11 +308,14 @@ def _submit(walker, dice, gateway, _):
     params = {
         "seed": dice.randrange(3),
         "ignore_eos": dice.random() < 0.5,
-        "min_tokens": dice.choice((0, 0, 2)),
+        "min_tokens": dice.choice((0, 0, 2)),  # above max_tokens 0: refused
         "stop_token_ids": dice.choice(((), (3,), (5, 9))),
+        "logprobs": dice.choice((None, None, 0, 2)),
+        "prompt_logprobs": dice.choice((None, None, 0, 3)),
+        "draw": dice.choice((DrawParams(), DrawParams(), PENALTY)),
     }
     age_s = dice.choice((0.0, 0.0, 0.0, 0.5))
-    most = dice.choice((None, 3, 6, 14))
+    most = dice.choice((None, 0, 3, 6, 14))
     walker.submit(dice.randrange(1, 16), most, gateway, params, age_s)
 
 

@@ -45,7 +45,8 @@ class PagedAllocator:
             self.pool.release(shared)
             copies = (Move(shared, own),)
         placed = min(num_places, num_empty)
-        table.fill(placed)
+        if placed:
+            table.fill(placed)
         while placed < num_places and self.pool.num_available:
             table.add(self.pool.take())
             chunk = min(num_places - placed, self.block_size)

@@ -43,7 +43,7 @@ class BlockTable:
 
     def fill(self, num_places: int) -> None:
         """Assign the next places. Raises: InvariantBroken beyond the last block."""
-        if not 0 <= num_places <= self.num_empty:
+        if not 0 <= num_places <= len(self.block_ids) * self.block_size - self.num_filled:
             raise InvariantBroken(f"{num_places} places of {self.num_empty} empty ones")
         self.num_filled += num_places
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from services.scheduler.core.request import Sequence
+from services.scheduler.core.sequence import Sequence
 
 
 class Shares(Protocol):

@@ -1,0 +1,107 @@
+"""What the rows of a plan get out of their logits: tokens, log-probabilities, or an error."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.logprobs import is_usable, raw_logprobs
+from services.executor.sampler import Draw, NoToken, Sampler
+from shared.errors import ErrorCode
+from shared.ids import SequenceId
+from shared.messages import PREVIOUS, Row, RowError, Sample, Sampled, Scored
+
+_NOT_FINITE: Final = "its logits are not finite"
+_ALL_EXCLUDED: Final = (
+    "no token is left to draw: logit_bias, allowed_token_ids, bad_words and the stop tokens that "
+    "min_tokens forbids exclude all of them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """The outcome of a plan's rows; of a row that failed, nothing but its error."""
+
+    sampled: tuple[Sampled, ...]
+    scored: tuple[Scored, ...]
+    errors: tuple[RowError, ...]
+
+
+def read_out(
+    sampler: Sampler,
+    rows: Sequence[Row],
+    logits: NDArray[np.float32],
+    previous: Mapping[SequenceId, int | None],
+) -> Readout:
+    """Draw all samples and score all that is to be scored.
+
+    Args:
+        sampler: of the model's vocabulary.
+        rows: each with all its logits.
+        logits: [num_logits, vocab_size], in the order of `batch.logit_tokens`.
+        previous: what each sequence drew in the step before, for histories that say PREVIOUS.
+    """
+    sampling = [row for row in rows if row.samples]
+    errors: dict[SequenceId, RowError] = {}
+    scored = list(_scores(rows, logits[len(sampling) :], errors))
+    draws = [
+        Draw(index, row.first_position + len(row.token_ids), _told(row, sample, previous))
+        for index, row in enumerate(sampling)
+        for sample in row.samples
+    ]
+    sampled = list(_samples(sampler, sampling, logits[: len(sampling)], draws, errors))
+    return Readout(
+        sampled=tuple([made for name, made in sampled if name not in errors]),
+        scored=tuple([made for made in scored if made.sequence_id not in errors]),
+        errors=tuple([errors[row.sequence_id] for row in rows if row.sequence_id in errors]),
+    )
+
+
+def _told(row: Row, sample: Sample, previous: Mapping[SequenceId, int | None]) -> Sample:
+    """The sample with PREVIOUS in its history replaced by the token it stands for."""
+    if not sample.history or sample.history[-1] != PREVIOUS:
+        return sample
+    token = previous[row.sequence_id]
+    return sample if token is None else replace(sample, history=(*sample.history[:-1], token))
+
+
+def _samples(
+    sampler: Sampler,
+    sampling: Sequence[Row],
+    logits: NDArray[np.float32],
+    draws: Sequence[Draw],
+    errors: dict[SequenceId, RowError],
+) -> Iterator[tuple[SequenceId, Sampled]]:
+    """Each sample's outcome, with the name of its row; failed rows go into `errors`."""
+    for draw, token in zip(draws, sampler.draw(logits, draws), strict=True):
+        name, num_top = sampling[draw.row].sequence_id, draw.sample.num_top
+        if token is NoToken.NOT_FINITE:
+            errors[name] = RowError(name, _NOT_FINITE)
+        elif token is NoToken.ALL_EXCLUDED:
+            errors.setdefault(name, RowError(name, _ALL_EXCLUDED, ErrorCode.INVALID))
+        else:
+            told = None if num_top is None else raw_logprobs(logits[draw.row], token, num_top)
+            yield name, Sampled(draw.sample.sequence_id, token, told)
+
+
+def _scores(
+    rows: Sequence[Row], logits: NDArray[np.float32], errors: dict[SequenceId, RowError]
+) -> Iterator[Scored]:
+    """Each row's score, from [num_scored, vocab_size] logits; failed rows go into `errors`."""
+    start = 0
+    for row in rows:
+        if row.score is None:
+            continue
+        score, name = row.score, row.sequence_id
+        places = logits[start : start + len(score.token_ids)]
+        start += len(places)
+        if not all(is_usable(place) for place in places):
+            errors[name] = RowError(name, _NOT_FINITE)
+            continue
+        told = [
+            raw_logprobs(place, token_id, score.num_top)
+            for place, token_id in zip(places, score.token_ids, strict=True)
+        ]
+        yield Scored(name, score.first_position, tuple(told))

@@ -1,0 +1,83 @@
+"""What may be wrong with a row's samples and its score; of every plan, before it runs.
+
+The row's own tokens and places are checked already (plan_check.py).
+"""
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from shared.errors import RequestError
+from shared.messages import PREVIOUS, Row, Sample, Score
+from shared.sampling import INT64, MAX_LOGPROBS, DrawParams, check_draw
+
+MAX_TOP: Final = MAX_LOGPROBS
+"""Most likeliest tokens that a sample or a score may ask for."""
+_CHECKED_DRAWS: Final = 256
+"""So many results are remembered; a draw at all its limits takes a few hundred kilobytes."""
+
+
+def wrong_with_sample(row: Row, sample: Sample, vocab_size: int) -> str | None:
+    """Why this sample of `row` must not be drawn; None if it may."""
+    if sample.draw is None:
+        return "it draws nothing"
+    if sample.seed not in INT64:
+        return f"seed {sample.seed} is beyond 64 bits"
+    if not 0 <= sample.index < 2**63:
+        return f"index {sample.index} is negative or beyond 64 bits"
+    if sample.num_top is not None and not 0 <= sample.num_top <= MAX_TOP:
+        return f"num_top {sample.num_top} is not in 0..{MAX_TOP}"
+    for token_id in sample.banned_ids:
+        if not 0 <= token_id < vocab_size:
+            return f"banned id {token_id} is not in the vocabulary 0..{vocab_size - 1}"
+    return _wrong_with_draw(sample.draw, vocab_size) or _wrong_with_history(
+        row, sample, sample.draw, vocab_size
+    )
+
+
+def wrong_with_score(row: Row, score: Score, vocab_size: int) -> str | None:
+    """Why the score of `row` must not be made; None if it may."""
+    if not score.token_ids:
+        return "it scores nothing"
+    if not 0 <= score.num_top <= MAX_TOP:
+        return f"num_top {score.num_top} is not in 0..{MAX_TOP}"
+    first, end = score.first_position, score.first_position + len(score.token_ids)
+    row_end = row.first_position + len(row.token_ids)
+    if first < row.first_position or end > row_end:
+        return f"positions {first}..{end - 1} are not all in {row.first_position}..{row_end - 1}"
+    for token_id in score.token_ids:
+        if not 0 <= token_id < vocab_size:
+            return f"token id {token_id} is not in the vocabulary 0..{vocab_size - 1}"
+    return None
+
+
+def _wrong_with_history(row: Row, sample: Sample, draw: DrawParams, vocab_size: int) -> str | None:
+    history, position = sample.history, row.first_position + len(row.token_ids)
+    if not draw.needs_history:
+        return "history that its draw does not need" if history or sample.num_prompt else None
+    if len(history) != position:
+        return f"history has {len(history)} tokens before position {position}"
+    if not 1 <= sample.num_prompt <= position:
+        return f"num_prompt {sample.num_prompt} is not in 1..{position}"
+    # With this, PREVIOUS stands in both or in neither.
+    if history[row.first_position :] != row.token_ids:
+        return "history does not end with the row's tokens"
+    try:
+        ids = np.fromiter(history, np.int64, len(history))
+    except OverflowError:
+        return "a history id is beyond 64 bits"
+    unknown = (ids < 0) | (ids >= vocab_size)
+    unknown[-1] &= history[-1] != PREVIOUS
+    if unknown.any():
+        return f"history id {ids[unknown.argmax()]} is not in the vocabulary 0..{vocab_size - 1}"
+    return None
+
+
+@lru_cache(maxsize=_CHECKED_DRAWS)
+def _wrong_with_draw(draw: DrawParams, vocab_size: int) -> str | None:
+    try:
+        check_draw(draw, vocab_size)
+    except RequestError as error:
+        return error.message
+    return None

@@ -1,0 +1,94 @@
+"""The requests of one answer, one a prompt, read as one stream."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from services.gateway.answer_stream import AnswerStream, Piece
+from services.gateway.link import SchedulerLink
+from shared.messages import Refused, Submit
+
+
+class StreamRefused(Exception):
+    """Request `number` of the answer ended without one; `refused` says why."""
+
+    def __init__(self, refused: Refused, number: int) -> None:
+        super().__init__(refused.message)
+        self.refused = refused
+        self.number = number
+
+
+class AnswerGroup:
+    """Whatever is new of any of the requests, at each turn of the one reader.
+
+    A turn costs as much as there is news, however many requests are open. Those with news are
+    taken in the order in which it came, each whole, so none waits for more than one turn.
+    """
+
+    def __init__(self) -> None:
+        self._streams: list[AnswerStream] = []
+        self._fresh: dict[int, None] = {}
+        self._unaccepted: set[int] = set()
+        self._refused: StreamRefused | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def streams(self) -> Sequence[AnswerStream]:
+        """One a prompt, in their order."""
+        return self._streams
+
+    def submit(self, link: SchedulerLink, submit: Submit) -> None:
+        """Send one more request. Raises: WireError if it has no wire form."""
+        number = len(self._streams)
+        stream = link.submit(submit, partial(self._on_news, number))
+        self._streams.append(stream)
+        self._unaccepted.add(number)
+
+    async def wait_accepted(self, timeout_s: float) -> bool:
+        """Whether the scheduler has taken all requests; False if it said too little in time.
+
+        Raises: StreamRefused.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._unaccepted:
+                    await self._wait()
+        except TimeoutError:
+            return False
+        self._raise_if_refused()
+        return True
+
+    async def next(self, timeout_s: float | None = None) -> list[tuple[int, Piece]]:
+        """All that is new, with the number of its request; none if nothing came in `timeout_s`.
+
+        Raises: StreamRefused after all that came before it.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (pieces := self._take()):
+                    await self._wait()
+        except TimeoutError:
+            return []
+        return pieces
+
+    def _take(self) -> list[tuple[int, Piece]]:
+        fresh, self._fresh = self._fresh, {}
+        return [(number, piece) for number in fresh for piece in self._streams[number].take()]
+
+    async def _wait(self) -> None:
+        self._raise_if_refused()
+        self._news.clear()
+        await self._news.wait()
+
+    def _raise_if_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    def _on_news(self, number: int) -> None:
+        stream = self._streams[number]
+        if stream.is_accepted:
+            self._unaccepted.discard(number)
+        if stream.refusal is not None and self._refused is None:
+            self._refused = StreamRefused(stream.refusal, number)
+        self._fresh[number] = None
+        self._news.set()

@@ -1,0 +1,32 @@
+"""When the tokens of one answer came, for the metrics and the log."""
+
+import time
+
+from services.gateway import gauges
+from services.gateway.answer_stream import Piece
+
+
+class AnswerTimes:
+    """Begins when the request was read."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._last_at: dict[int, float] = {}
+        self.ttft_s: float | None = None
+
+    def observe(self, index: int, piece: Piece) -> None:
+        """Tokens of a choice came."""
+        if not piece.token_ids:
+            return
+        now = time.monotonic()
+        if self.ttft_s is None:
+            self.ttft_s = now - self._began
+            gauges.TIME_TO_FIRST_TOKEN.observe(self.ttft_s)
+        last_at = self._last_at.get(index)
+        if last_at is not None:
+            gauges.INTER_TOKEN_LATENCY.observe(now - last_at)
+        self._last_at[index] = now
+
+    def ended(self) -> None:
+        """The answer is with its client, and no error."""
+        gauges.E2E_LATENCY.observe(time.monotonic() - self._began)

@@ -1,0 +1,277 @@
+"""The fields a client may send, as models: their types, their limits, and what they mean.
+
+These models check types and say in /openapi.json what is taken. Every field may be null, which
+means absent. Limits that `shared.sampling` checks with the vocabulary at hand are only told here
+(`json_schema_extra`); those in `ge`, `le` and `Literal` are checked here.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+
+from services.gateway.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from shared.sampling import (
+    INT64,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+INT32_MAX: Final = 2**31 - 1
+MAX_MESSAGES: Final = 4096
+MAX_METADATA: Final = 16  # OpenAI's
+MAX_PROMPTS: Final = 1024
+MAX_BAD_TEXTS: Final = 64  # each is at most two runs of tokens
+MAX_BANNED_TOKEN_IDS: Final = 128  # with those runs: shared.sampling.MAX_BAD_WORDS
+MAX_BAD_TEXT_CHARACTERS: Final = 128
+TOKEN_ID: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+"""/openapi.json lowers the maximum to the vocabulary's."""
+
+_TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+_IDS: Final[dict[str, Any]] = {"type": "array", "items": TOKEN_ID, "minItems": 1}
+_NULL: Final = {"type": "null"}
+_STOP_STRING: Final = _TEXT | {"maxLength": MAX_STOP_CHARACTERS}
+_PART: Final = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+
+Prompt = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT,
+                {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
+                _IDS,
+                {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ],
+            "description": "a text, token ids, or a list of either; each is answered by a choice",
+        }
+    ),
+]
+"""Checked by hand (`prompts.py`): it may be long, and pydantic makes an error of each item."""
+
+Content = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}],
+            "description": "a text, or parts of type text, which are joined by newlines",
+        }
+    ),
+]
+StopStrings = Annotated[
+    list[str] | None,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STOP_STRING,
+                {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
+                _NULL,
+            ],
+            "description": "texts that end the answer",
+        }
+    ),
+]
+_TokenId = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WithJsonSchema(TOKEN_ID)]
+TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": TOKEN_ID})]
+"""Checked by hand, as `Prompt` is."""
+
+Flag = bool | None
+MODEL: Final[Any] = Field(None, description="one of /v1/models; default: the first")
+RETURN_TOKEN_STRS: Final[Any] = Field(None, description="token_strs: how each token is written")
+
+
+def _between(low: float, high: float, description: str, *, open_low: bool = False) -> Any:
+    """An optional number whose limits `check_sampling` checks."""
+    lowest = "exclusiveMinimum" if open_low else "minimum"
+    return Field(None, description=description, json_schema_extra={lowest: low, "maximum": high})
+
+
+def _ids(most: int, description: str) -> Any:
+    return Field(None, description=description, json_schema_extra={"maxItems": most})
+
+
+class Strict(BaseModel):
+    """No type stands for another, and every name is known."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptionsBody(Strict):
+    """How a stream looks; only with `stream`: true."""
+
+    include_usage: Flag = Field(None, description="a last chunk with the usage")
+    continuous_usage_stats: Flag = Field(
+        None, description="the usage so far in every chunk; only with include_usage"
+    )
+
+
+class MessageBody(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Content
+
+
+class GenerationBody(Strict):
+    """What both endpoints that generate take."""
+
+    model: str | None = MODEL
+    max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    min_tokens: int | None = Field(
+        None, ge=0, le=INT32_MAX, description="no end before so many; at most max_tokens"
+    )
+    temperature: float | None = _between(0, 100, "default 1; 0 takes the likeliest token")
+    top_p: float | None = _between(0, 1, "default 1: all", open_low=True)
+    top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="0 (default) and -1: all")
+    min_p: float | None = _between(0, 1, "default 0: all")
+    n: int | None = Field(
+        None,
+        ge=-INT32_MAX,
+        le=INT32_MAX,
+        description="1 so far",
+        json_schema_extra={"minimum": 1, "maximum": 1},
+    )
+    seed: int | None = _between(INT64.start, INT64.stop - 1, "the same seed, the same answer")
+    stop: StopStrings = None
+    stop_token_ids: list[_TokenId] | None = _ids(MAX_STOP_TOKEN_IDS, "tokens that end the answer")
+    ignore_eos: Flag = Field(None, description="go on after the model's end of text")
+    include_stop_str_in_output: Flag = Field(None, description="the answer ends with its `stop`")
+    presence_penalty: float | None = _between(-2, 2, "off a token that the answer has; default 0")
+    frequency_penalty: float | None = _between(-2, 2, "off for each time it has it; default 0")
+    repetition_penalty: float | None = _between(
+        0, 100, "divides what prompt or answer have; default 1", open_low=True
+    )
+    logit_bias: dict[str, float] | None = Field(
+        None,
+        description="added to the logit of a token, by its id in decimal",
+        json_schema_extra={
+            "maxProperties": MAX_BIASES,
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+    )
+    allowed_token_ids: list[_TokenId] | None = _ids(
+        MAX_ALLOWED_TOKEN_IDS, "no other is drawn; empty: all"
+    )
+    bad_words: list[str] | None = Field(
+        None,
+        description=(
+            "texts that the answer does not come to hold: a text's tokens, and those of the text "
+            "after a space where they are as many, never follow one another"
+        ),
+        json_schema_extra={
+            "maxItems": MAX_BAD_TEXTS,
+            "items": _TEXT | {"maxLength": MAX_BAD_TEXT_CHARACTERS},
+        },
+    )
+    banned_token_ids: list[_TokenId] | None = _ids(MAX_BANNED_TOKEN_IDS, "never drawn")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="log-probabilities of the prompt's tokens and so many others; not streamed",
+    )
+    return_token_ids: Flag = Field(None, description="token_ids and prompt_token_ids beside text")
+    add_special_tokens: Flag = Field(
+        None,
+        description="what the model wants around a text (BOS): default true, in chats false",
+    )
+    stream: Flag = Field(None, description="answer by server-sent events")
+    stream_options: StreamOptionsBody | None = Field(None, description="only with stream: true")
+    user: str | None = Field(None, description="taken without effect")
+    metadata: dict[str, str] | None = Field(
+        None,
+        description="taken without effect",
+        json_schema_extra={"maxProperties": MAX_METADATA},
+    )
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int | None = Field(
+        None, ge=0, le=INT32_MAX, description="default 16; 0 only with echo"
+    )
+    echo: Flag = Field(None, description="the prompt before the answer")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="of each token and so many likeliest ones"
+    )
+
+
+class ConversationBody(Strict):
+    """What is made a prompt by the model's chat template."""
+
+    messages: Annotated[
+        list[MessageBody],
+        Field(min_length=1, json_schema_extra={"maxItems": MAX_MESSAGES}),
+        FailFast(),
+    ]
+    add_generation_prompt: Flag = Field(
+        None, description="default true: the prompt ends where the assistant's answer begins"
+    )
+    continue_final_message: Flag = Field(
+        None,
+        description=(
+            "the answer goes on with the last message, which is the assistant's; only with "
+            "add_generation_prompt: false"
+        ),
+    )
+
+
+class ChatBody(ConversationBody, GenerationBody):
+    """POST /v1/chat/completions."""
+
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description="default: what fits; not 0",
+        json_schema_extra={"minimum": 1},
+    )
+    max_completion_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description="the same as max_tokens; if both are given, they must be equal",
+        json_schema_extra={"minimum": 1},
+    )
+    logprobs: Flag = Field(None, description="log-probabilities of the answer's tokens")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="and of so many likeliest ones; above 0 only with logprobs: true",
+    )
+
+
+class TokenizeTextBody(Strict):
+    """POST /tokenize: a text."""
+
+    model: str | None = MODEL
+    prompt: str
+    add_special_tokens: Flag = Field(None, description="BOS and the like; default true")
+    return_token_strs: Flag = RETURN_TOKEN_STRS
+
+
+class TokenizeChatBody(ConversationBody):
+    """POST /tokenize: a conversation."""
+
+    model: str | None = MODEL
+    add_special_tokens: Flag = Field(None, description="BOS and the like; default false")
+    return_token_strs: Flag = RETURN_TOKEN_STRS
+
+
+class DetokenizeBody(Strict):
+    """POST /detokenize."""
+
+    model: str | None = MODEL
+    tokens: TokenIds

@@ -1,0 +1,109 @@
+"""One choice of an answer: what has come of it, and what of that its client has been told."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from services.gateway import failures
+from services.gateway.answer_stream import Piece
+from services.gateway.answers import Ending
+from services.gateway.choice_text import ChoiceText
+from services.gateway.logprob_fields import PlacedToken
+from shared.messages import Finished, PositionLogprobs
+from shared.sampling import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of a choice: text, and the tokens behind it (`placed` with logprobs only)."""
+
+    text: str
+    token_ids: Sequence[int]
+    placed: Sequence[PlacedToken]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRules:
+    """What a request asked of each choice.
+
+    `first_offset` is the length of what stands before the generated text (an echoed prompt).
+    """
+
+    stop_token_ids: Collection[int]
+    stream_interval: int
+    has_logprobs: bool
+    first_offset: int
+
+
+class Choice:
+    """Grows by pieces; gives what is new as a delta."""
+
+    def __init__(self, text: ChoiceText, rules: ChoiceRules) -> None:
+        self._text = text
+        self._rules = rules
+        self._parts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._has_spoken = False
+        self.ending: Ending | None = None
+        self.needs_stop = False
+        """It ended by a stop string of which the scheduler knows nothing."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated, up to the one that completed a stop string."""
+        return self._text.num_tokens
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is text that is not told yet."""
+        return bool(self._parts)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its text should be told now: the first at once, the last, or enough tokens."""
+        if not self._parts:
+            return False
+        is_enough = len(self._token_ids) >= self._rules.stream_interval
+        return is_enough or not self._has_spoken or self.ending is not None
+
+    def feed(self, piece: Piece) -> None:
+        """Take what came. Raises: Failure if the sequence ended with an error."""
+        if self.ending is not None:
+            return
+        before = self.num_tokens
+        self._add(self._text.feed(piece.token_ids))
+        num_new = self.num_tokens - before
+        self._token_ids += piece.token_ids[:num_new]
+        if self._rules.has_logprobs:
+            self._logprobs += piece.logprobs[:num_new]
+        if self._text.matched is None and piece.finished is not None:
+            if piece.finished.reason is FinishReason.ERROR:
+                raise failures.of_finish(piece.finished)
+            self._add(self._text.finish())
+        if self._text.matched is not None:
+            self.ending = Ending("stop", self._text.matched)
+            self.needs_stop = piece.finished is None
+        elif piece.finished is not None:
+            self.ending = self._ending_of(piece.finished)
+
+    def delta(self) -> Delta:
+        """All that is new since the last call."""
+        placed: list[PlacedToken] = []
+        if self._rules.has_logprobs:
+            first = self._rules.first_offset
+            places = [first + offset for offset in self._text.take_offsets()]
+            rows = zip(self._token_ids, places, self._logprobs, strict=True)
+            placed = [PlacedToken(*row) for row in rows]
+        delta = Delta("".join(self._parts), self._token_ids, placed)
+        self._parts, self._token_ids, self._logprobs = [], [], []
+        self._has_spoken = True
+        return delta
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+
+    def _ending_of(self, finished: Finished) -> Ending:
+        stop_id = finished.stop_token_id
+        named = stop_id if stop_id in self._rules.stop_token_ids else None
+        return Ending(finished.reason.value, named)

@@ -1,0 +1,112 @@
+"""An answer as the events of a stream: OpenAI's chunks, and what a client asked for beside them."""
+
+from typing import Any
+
+from services.gateway import sse
+from services.gateway.answer_stream import Piece
+from services.gateway.answers import Answer, usage_fields
+from services.gateway.call import Call
+from services.gateway.choice import Choice
+from services.gateway.echo import placed_prompt
+from services.gateway.logprob_fields import LogprobFields
+from services.gateway.progress import Progress
+from services.gateway.token_names import TokenNames
+from services.gateway.tokenizer import Tokenizer
+
+
+class StreamEvents:
+    """A pure function of the pieces, in whatever portions they came.
+
+    An event tells the text, the log-probabilities and the ids of exactly the tokens that came
+    since the event of that choice before it; its SSE id counts them.
+    """
+
+    def __init__(self, call: Call, answer: Answer, progress: Progress, tokenizer: Tokenizer):
+        self._call = call
+        self._answer = answer
+        self._progress = progress
+        self._tokenizer = tokenizer
+        num_top = call.sampling.logprobs or 0
+        self._logprobs = LogprobFields(call.endpoint, num_top, TokenNames(tokenizer))
+        self._positions = ["0"] * len(progress.choices)
+        self._num_told = 0
+        self._unopened = set(range(len(progress.choices)))
+        """Choices whose first event is still to come."""
+
+    @property
+    def _opens_later(self) -> bool:
+        """Whether the first events wait for what the scheduler sends with the first token."""
+        return self._call.echo and self._call.sampling.logprobs is not None
+
+    def opening(self) -> bytes:
+        """What a client gets before the model has computed anything."""
+        if self._answer.endpoint == "completion" and (not self._call.echo or self._opens_later):
+            return sse.PING
+        return b"".join([self._first(index) for index in sorted(self._unopened)])
+
+    def of(self, index: int, piece: Piece) -> bytes:
+        """The events that a piece of a choice lets out, maybe none.
+
+        Raises: Failure if the choice ended with an error.
+        """
+        choice = self._progress.choices[index]
+        if choice.ending is not None:
+            return b""
+        self._progress.feed(index, piece)
+        events = []
+        if self._opens_later and index in self._unopened:
+            events.append(self._first(index, piece))
+        if choice.is_due:
+            events.append(self._told(index, choice))
+        if choice.ending is not None:
+            events.append(self._told(index, choice, is_last=True))
+        return b"".join(events)
+
+    def closing(self) -> bytes:
+        """What comes before [DONE]."""
+        if self._call.stream is None or not self._call.stream.include_usage:
+            return b""
+        progress = self._progress
+        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens)
+        return self._answer.event(self._answer.chunk((), usage=usage), self._positions)
+
+    # ------------------------------------------------------------------ events
+
+    def _first(self, index: int, piece: Piece | None = None) -> bytes:
+        """A chat's role or an echoed prompt."""
+        if self._answer.endpoint == "chat":
+            return self._event(index, self._answer.role(index))
+        prompt = self._progress.prompt_of(index)
+        logprobs = None
+        if piece is not None:
+            placed = placed_prompt(self._tokenizer, prompt, piece.prompt_logprobs)
+            logprobs = self._logprobs.of(placed)
+        extras: dict[str, Any] = {"token_ids": []} if self._call.return_token_ids else {}
+        return self._event(index, self._answer.text(index, prompt.text, logprobs, **extras))
+
+    def _told(self, index: int, choice: Choice, *, is_last: bool = False) -> bytes:
+        delta = choice.delta()
+        self._num_told += len(delta.token_ids)
+        self._positions[index] = str(choice.num_tokens)
+        logprobs = self._logprobs.of(delta.placed)
+        extras = {"token_ids": delta.token_ids} if self._call.return_token_ids else {}
+        if is_last and choice.ending is not None:
+            fields = self._answer.end(index, choice.ending, logprobs, **extras)
+        else:
+            fields = self._answer.text(index, delta.text, logprobs, **extras)
+        return self._event(index, fields)
+
+    def _event(self, index: int, choice: dict[str, Any]) -> bytes:
+        extras: dict[str, Any] = {}
+        if index in self._unopened:
+            self._unopened.discard(index)
+            if self._call.return_token_ids:
+                prompt_ids = self._progress.prompt_of(index).token_ids
+                where = extras if self._answer.endpoint == "chat" else choice
+                where["prompt_token_ids"] = prompt_ids
+        options = self._call.stream
+        if options is not None and options.include_usage:
+            num_prompt_tokens = self._progress.num_prompt_tokens
+            usage = usage_fields(num_prompt_tokens, self._num_told)
+            extras["usage"] = usage if options.continuous_usage else None
+        return self._answer.event(self._answer.chunk((choice,), **extras), self._positions)

@@ -1,0 +1,85 @@
+"""An answer in one piece, as JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.answers import Answer, usage_fields
+from services.gateway.call import Call
+from services.gateway.echo import placed_prompt
+from services.gateway.logprob_fields import LogprobFields, PlacedToken, prompt_logprobs
+from services.gateway.progress import Progress
+from services.gateway.token_names import TokenNames
+from services.gateway.tokenizer import Tokenizer
+from shared.messages import PositionLogprobs
+
+
+class WholeAnswer:
+    """Tells a `Progress` that is over. `logprobs_of_prompt` has an entry a prompt."""
+
+    def __init__(
+        self,
+        call: Call,
+        answer: Answer,
+        progress: Progress,
+        tokenizer: Tokenizer,
+        logprobs_of_prompt: Sequence[Sequence[PositionLogprobs]],
+    ) -> None:
+        self._call = call
+        self._answer = answer
+        self._progress = progress
+        self._tokenizer = tokenizer
+        self._names = TokenNames(tokenizer)
+        self._logprobs = LogprobFields(call.endpoint, call.sampling.logprobs or 0, self._names)
+        self._logprobs_of_prompt = logprobs_of_prompt
+
+    def json(self) -> str:
+        """The body. May take long: with log-probabilities it is megabytes."""
+        progress = self._progress
+        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens)
+        extras = self._about_prompt(0) if self._call.endpoint == "chat" else {}
+        # Choice by choice, so that other threads have their turn in between.
+        choices = ",".join([_json(self._choice(index)) for index in range(len(progress.choices))])
+        head, mark, tail = _json(self._answer.whole((), usage, **extras)).partition('"choices":[')
+        return f"{head}{mark}{choices}{tail}"
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        choice = self._progress.choices[index]
+        if choice.ending is None:
+            raise RuntimeError("the answer is not over")
+        delta = choice.delta()
+        text, placed = delta.text, delta.placed
+        if self._call.echo:
+            text = self._progress.prompt_of(index).text + text
+            placed = [*self._placed_prompt(index), *placed]
+        extras: dict[str, Any] = {}
+        if self._call.return_token_ids:
+            extras["token_ids"] = delta.token_ids
+        if self._call.endpoint == "completion":
+            extras |= self._about_prompt(index)
+        logprobs = self._logprobs.of(placed)
+        return self._answer.whole_choice(index, text, choice.ending, logprobs, **extras)
+
+    def _placed_prompt(self, index: int) -> Sequence[PlacedToken]:
+        if self._call.sampling.logprobs is None:
+            return ()
+        prompt = self._progress.prompt_of(index)
+        return placed_prompt(self._tokenizer, prompt, self._logprobs_of(index))
+
+    def _about_prompt(self, index: int) -> dict[str, Any]:
+        """What was asked for beside the answer."""
+        told: dict[str, Any] = {}
+        prompt_ids = self._progress.prompt_of(index).token_ids
+        if self._call.return_token_ids:
+            told["prompt_token_ids"] = prompt_ids
+        if self._call.returns_prompt_logprobs:
+            logprobs = self._logprobs_of(index)
+            told["prompt_logprobs"] = prompt_logprobs(self._names, prompt_ids, logprobs)
+        return told
+
+    def _logprobs_of(self, index: int) -> Sequence[PositionLogprobs]:
+        return self._logprobs_of_prompt[index // self._call.sampling.n]
+
+
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
