@@ -193,7 +193,7 @@ class Desk:
             return
         request.decoding = decoding_of(request.submit.sampling, limits.eos_token_ids)
         if max_tokens < request.max_tokens:
-            request.max_tokens = max_tokens
+            request.limit(max_tokens)
             self._streams.accepted(request)
         for sequence in request.live_sequences:
             if finish := self._endings.due(request, sequence):

@@ -28,15 +28,17 @@ class Growth:
 
     def grow(self, row: SentRow) -> Finish | None:
         """Keep and tell what this row made. Returns: its end, if something is wrong with it."""
-        request, sequence, does_sample, score = row
-        failed = self._failed.get(sequence.sequence_id)
-        if failed is not None:
-            return Finish.broken(failed.message, failed.code)
+        request, sequence, _, _, draws, score = row
+        if self._failed:
+            failed = self._failed.get(sequence.sequence_id)
+            if failed is not None:
+                return Finish.broken(failed.message, failed.code)
         error = ""
-        if score is not None:
+        if score is not None and sequence.finish is None:
             error = self._take_scores(request, sequence, score)
-        if does_sample and not error:
-            error = self._take_token(request, sequence)
+        for drawn in draws:
+            if drawn.finish is None and not error:
+                error = self._take_token(request, drawn)
         return Finish.broken(error) if error else None
 
     def _take_token(self, request: Request, sequence: Sequence) -> str:
@@ -50,6 +52,7 @@ class Growth:
             return error
         sequence.generated.append(sampled.token_id)
         self._counters.generation_tokens += 1
+        request.is_protected = False
         request.num_losses = 0
         self._count_prompt(request)
         self._streams.grew(request, sequence)

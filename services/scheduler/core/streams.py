@@ -115,6 +115,7 @@ class Streams:
                     )
                     for sequence in request.sequences
                 ),
+                cached_tokens=request.num_cached or 0,
                 prompt_logprobs=request.scores,
             ),
         )

@@ -7,7 +7,7 @@ they were told and fail on a gap.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from services.scheduler.core.commands import Reply, RunStep
@@ -32,6 +32,7 @@ from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from shared.geometry import ModelShape, blocks_in
 from shared.ids import Boot, RequestId
 from shared.messages import (
+    PREVIOUS,
     Accepted,
     Attach,
     Attached,
@@ -112,14 +113,19 @@ def luck(seed, draw, history, num_prompt):
     return (seed, tuple(history), num_prompt) if draw.needs_history else seed
 
 
-def solo(prompt, sampling, max_tokens=None):
+def _of_index(seed, index):
+    """Every sequence of a request has a luck of its own."""
+    return (seed, index) if index else seed
+
+
+def solo(prompt, sampling, max_tokens=None, index=0):
     """(tokens, reason, stop token id) of a request that has the toy for itself, and no blocks."""
     limit = sampling.max_tokens if max_tokens is None else max_tokens
     tokens = list(prompt)
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
     for count in range(1, limit + 1):
         banned = stops if count <= sampling.min_tokens else ()
-        seed = luck(sampling.seed, sampling.draw, tokens, len(prompt))
+        seed = luck(_of_index(sampling.seed, index), sampling.draw, tokens, len(prompt))
         token_id = next_token(placed(tokens), seed, banned)
         tokens.append(token_id)
         if token_id in stops:
@@ -130,18 +136,49 @@ def solo(prompt, sampling, max_tokens=None):
 class ToyExecutor:
     """One executor life: checks each plan like the real one, and runs it."""
 
-    def __init__(self, num_blocks, block_size):
+    def __init__(self, num_blocks, block_size, num_cpu_blocks=0):
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.store = {}
+        self.num_cpu_blocks = num_cpu_blocks
+        self.store, self.cpu_store = {}, {}
+        self.drawn = {}
+
+    def lacks(self, plan):
+        """Whether this plan goes on from draws of the plan before it, which was not run."""
+        has_previous = any(row.token_ids[-1] == PREVIOUS for row in plan.rows)
+        return has_previous and plan.step_id - 1 not in self.drawn
 
     def run(self, plan, failing_rows=()):
+        """The result of a plan; run twice in a row it does the same."""
         sampled, errors, scored, seen = [], [], [], set()
-        for move in plan.copies:
-            for offset in range(self.block_size):
-                self.store[move.destination, offset] = self.store.get((move.source, offset))
+        for moves, source, target, targets in (
+            (plan.swap_out, self.store, self.cpu_store, self.num_cpu_blocks),
+            (plan.swap_in, self.cpu_store, self.store, self.num_blocks),
+            (plan.copies, self.store, self.store, self.num_blocks),
+        ):
+            assert len({move.destination for move in moves}) == len(moves)
+            copied = []
+            for move in moves:
+                assert 0 <= move.destination < targets
+                for offset in range(self.block_size):
+                    assert source is self.store or (move.source, offset) in source
+                    copied.append(((move.destination, offset), source.get((move.source, offset))))
+            target.update(copied)
+        rows, lost = [], []
         for row in plan.rows:
             assert row.sequence_id not in seen, "a sequence has one row a plan"
             seen.add(row.sequence_id)
+            if row.token_ids[-1] == PREVIOUS:
+                token_id = self.drawn[plan.step_id - 1][row.sequence_id]
+                if token_id is None:
+                    lost.append(row)
+                    continue
+                row = _resolved(row, token_id)
+            rows.append(row)
+        errors += [RowError(row.sequence_id, "its token before failed") for row in lost]
+        drawn = {ask.sequence_id: None for row in plan.rows for ask in row.samples}
+        last_two = {step: it for step, it in self.drawn.items() if step >= plan.step_id - 1}
+        self.drawn = {**last_two, plan.step_id: drawn}
+        for row in rows:
             last = row.first_position + len(row.token_ids)
             assert row.token_ids
             assert len(row.block_table) == blocks_in(last, self.block_size)
@@ -149,7 +186,7 @@ class ToyExecutor:
             assert all(0 <= token_id < VOCAB for token_id in row.token_ids)
             for position, token_id in enumerate(row.token_ids, row.first_position):
                 self.store[self._place(row, position)] = (token_id, position)
-        for row in plan.rows:
+        for row in rows:
             if row.sequence_id in failing_rows:
                 errors.append(RowError(row.sequence_id, "logits are not numbers"))
                 continue
@@ -157,10 +194,11 @@ class ToyExecutor:
             context = [self.store.get(self._place(row, position)) for position in range(last)]
             for ask in row.samples:
                 assert ask.draw.needs_history == bool(ask.history)
-                seed = luck(ask.seed, ask.draw, ask.history, ask.num_prompt)
+                seed = luck(_of_index(ask.seed, ask.index), ask.draw, ask.history, ask.num_prompt)
                 token_id = next_token(context, seed, ask.banned_ids)
                 told = None if ask.num_top is None else logprobs_of(context, token_id, ask.num_top)
                 sampled.append(Sampled(ask.sequence_id, token_id, told))
+                drawn[ask.sequence_id] = token_id
             if row.score is not None:
                 scored.append(self._score(row, context))
         return StepResult(plan.boot, plan.step_id, tuple(sampled), tuple(errors), tuple(scored))
@@ -182,9 +220,20 @@ class ToyExecutor:
         return row.block_table[position // self.block_size], position % self.block_size
 
 
+def _resolved(row, token_id):
+    """The row with the token its sequence drew in place of PREVIOUS."""
+    samples = tuple(
+        replace(ask, history=(*ask.history[:-1], token_id))
+        if ask.history and ask.history[-1] == PREVIOUS
+        else ask
+        for ask in row.samples
+    )
+    return replace(row, token_ids=(*row.token_ids[:-1], token_id), samples=samples)
+
+
 @dataclass
 class Stream:
-    """What one gateway knows of one request."""
+    """What one gateway knows of one sequence; what concerns the request is with the first one."""
 
     tokens: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
@@ -214,8 +263,8 @@ class ToyGateway:
             case Tokens(items):
                 for run in items:
                     self._take(run)
-            case Finished(request_id):
-                stream = self.streams[request_id]
+            case Finished(request_id, sequence):
+                stream = self.streams[_key(request_id, sequence)]
                 has_scores = len(stream.prompt_logprobs) >= stream.num_scores
                 is_whole = has_scores or message.reason is not FinishReason.LENGTH
                 if message.length == len(stream.tokens) and is_whole:
@@ -226,14 +275,15 @@ class ToyGateway:
             case Refused(request_id):
                 self.streams[request_id].refused = message
             case Attached(request_id):
-                stream = self.streams[request_id]
-                stream.attached = message
-                stream.tokens = list(message.sequences[0].token_ids)
-                stream.logprobs = list(message.sequences[0].logprobs)
-                stream.prompt_logprobs = message.prompt_logprobs
+                self.streams[request_id].attached = message
+                self.streams[request_id].prompt_logprobs = message.prompt_logprobs
+                for index, sequence in enumerate(message.sequences):
+                    stream = self.streams[_key(request_id, index)]
+                    stream.tokens = list(sequence.token_ids)
+                    stream.logprobs = list(sequence.logprobs)
 
     def _take(self, run):
-        stream = self.streams[run.request_id]
+        stream = self.streams[_key(run.request_id, run.sequence)]
         held = stream.tokens
         assert run.token_ids or run.prompt_logprobs
         assert run.start == 0 or not run.prompt_logprobs
@@ -255,8 +305,12 @@ class House:
 
     def __init__(
         self, num_blocks=16, block_size=4, *, free_order=None, max_model_len=256, join=True,
-        **config,
+        num_cpu_blocks=0, costs=None, enable_prefix_caching=False, **config,
     ):  # fmt: skip
+        config["enable_prefix_caching"] = enable_prefix_caching
+        self.num_cpu_blocks = num_cpu_blocks
+        self.costs = costs or Costs(64, 1e6, 1e3)
+
         def make_allocator(num_blocks, block_size):
             return PagedAllocator(BlockPool(num_blocks, free_order), block_size)
 
@@ -311,12 +365,13 @@ class House:
     def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,), costs=None):
         self.num_blocks = num_blocks or self.num_blocks
         self.block_size = block_size or self.block_size
-        self.executor = ToyExecutor(self.num_blocks, self.block_size)
+        self.executor = ToyExecutor(self.num_blocks, self.block_size, self.num_cpu_blocks)
         self.in_flight = []
         shape = ModelShape(1, 1, 1, 2, 2, vocab, self.max_model_len)
         ready = ExecutorReady(
-            Boot(99), "toy", shape, self.block_size, self.num_blocks, 0, self.max_model_len, eos,
-            "int32", costs or Costs(64, 1e6, 1e3),
+            Boot(99), "toy", shape, self.block_size, self.num_blocks, self.num_cpu_blocks,
+            self.max_model_len, eos,
+            "int32", costs or self.costs,
         )  # fmt: skip
         return self.handle(ExecutorJoined(self.later(), ready))
 
@@ -337,15 +392,20 @@ class House:
         fields = {"generated": resumed, "age_s": age_s, "context": context, "key_hash": key_hash}
         submit = Submit(RequestId(name), tuple(prompt), params, **{**fields, **(extra or {})})
         self.submits[name] = submit
-        stream = self.gateways[_gateway(gateway)].streams[name]
-        stream.tokens = list(submit.generated[0].token_ids if submit.generated else ())
-        stream.logprobs = list(submit.generated[0].logprobs if submit.generated else ())
+        for index in range(params.n if params.n <= 128 else 1):
+            so_far = submit.generated[index] if index < len(submit.generated) else _NOTHING
+            stream = self.stream(name, gateway, index)
+            stream.tokens, stream.logprobs = list(so_far.token_ids), list(so_far.logprobs)
+        stream = self.stream(name, gateway)
         stream.prompt_logprobs, stream.num_scores = submit.prompt_logprobs, num_scores
         return self.handle(RequestArrived(self.later(), _gateway(gateway), submit))
 
     def step(self, times=1, failing_rows=()):
-        """Run the plan in flight, and give the core its result."""
+        """Run the first plan in flight, and give the core its result."""
         for _ in range(times):
+            if self.executor.lacks(self.in_flight[0]):
+                self.refuse_step("PREVIOUS, but nothing was drawn")
+                continue
             plan = self.in_flight.pop(0)
             result = self.executor.run(plan, failing_rows)
             self.results.append(result)
@@ -367,8 +427,8 @@ class House:
         cancel = Cancel(RequestId(name), sequence, reason)
         return self.handle(CancelRequested(self.later(), _gateway(gateway), cancel))
 
-    def stop_string(self, name, gateway="g"):
-        return self.cancel(name, CancelReason.STOP_STRING, 0, gateway)
+    def stop_string(self, name, gateway="g", index=0):
+        return self.cancel(name, CancelReason.STOP_STRING, index, gateway)
 
     def done(self, name, gateway="g"):
         return self.handle(RequestDone(self.later(), _gateway(gateway), RequestId(name)))
@@ -382,7 +442,10 @@ class House:
         streams = self.gateways[_gateway(gateway)].streams
         listed = tuple(
             StreamPosition(
-                RequestId(name), (len(streams[name].tokens),) if positions is None else positions
+                RequestId(name),
+                tuple(len(streams[_key(name, index)].tokens) for index in range(self.width(name)))
+                if positions is None
+                else positions,
             )
             for name in names
         )
@@ -396,20 +459,32 @@ class House:
 
     # ------------------------------------------------------------------ what shows
 
-    def stream(self, name, gateway="g"):
-        return self.gateways[_gateway(gateway)].streams[name]
+    def stream(self, name, gateway="g", index=0):
+        return self.gateways[_gateway(gateway)].streams[_key(name, index)]
 
-    def tokens(self, name, gateway="g"):
-        return tuple(self.stream(name, gateway).tokens)
+    def tokens(self, name, gateway="g", index=0):
+        return tuple(self.stream(name, gateway, index).tokens)
 
-    def finish(self, name, gateway="g"):
-        finished = self.stream(name, gateway).finished
+    def finish(self, name, gateway="g", index=0):
+        finished = self.stream(name, gateway, index).finished
         return finished.reason if finished else None
 
-    def solo(self, name, max_tokens=None):
+    def width(self, name):
+        """How many answers this request wants."""
+        return self.submits[name].sampling.n if name in self.submits else 1
+
+    def answers(self, name, gateway="g"):
+        """All of what its gateway holds."""
+        return [self.tokens(name, gateway, index) for index in range(self.width(name))]
+
+    def solos(self, name, max_tokens=None):
+        """All the answers of this request alone."""
+        return [self.solo(name, max_tokens, index) for index in range(self.width(name))]
+
+    def solo(self, name, max_tokens=None, index=0):
         """The answer of this request alone."""
         submit = self.submits[name]
-        return solo(submit.prompt, submit.sampling, max_tokens)[0]
+        return solo(submit.prompt, submit.sampling, max_tokens, index)[0]
 
     def scores(self, name):
         """What is reported of this request's prompt when it is alone."""
@@ -425,12 +500,15 @@ class House:
         request = self.core.book.get(name)
         return request.status if request else None
 
-    def sequence(self, name):
-        return self.core.book.get(name).sequences[0]
+    def sequence(self, name, index=0):
+        return self.core.book.get(name).sequences[index]
 
-    def table(self, name):
+    def table(self, name, index=0):
         """((physical block, # filled), ...) as in the paper's figures."""
-        return self.sequence(name).table.entries()
+        return self.sequence(name, index).table.entries()
+
+    def ref_count(self, block_id):
+        return self.core.steps.holdings.allocator.pool.ref_count(block_id)
 
     def replies(self, kind):
         """The messages of one kind in the last commands."""
@@ -452,8 +530,17 @@ class House:
 
     @property
     def free(self):
-        return self.core.usage().num_free
+        """Blocks that nobody holds; what is in some of them may still be known."""
+        return self.core.usage().num_free + self.core.usage().num_cached
+
+
+_NOTHING = GeneratedSequence(())
 
 
 def _gateway(name):
     return Gateway(name.encode())
+
+
+def _key(name, index):
+    """Where a gateway keeps one sequence of a request; the first is the request's own."""
+    return (name, index) if index else name

@@ -21,20 +21,20 @@ def at_work():
 
 
 def leak_a_block(house):
-    house.core.steps.allocator.pool.take()
+    house.core.steps.holdings.allocator.pool.take()
 
 
 def free_under_a_plan(house):
     sequence = house.sequence("A")
-    house.core.steps.allocator.free(sequence.table)
+    house.core.steps.holdings.allocator.free(sequence.table)
 
 
 def skip_a_place(house):
-    house.sequence("A").table.block_ids.append(house.core.steps.allocator.pool.take())
+    house.sequence("A").table.block_ids.append(house.core.steps.holdings.allocator.pool.take())
 
 
 def count_twice(house):
-    house.core.steps.allocator.pool.share(house.sequence("A").table.block_ids[0])
+    house.core.steps.holdings.allocator.pool.share(house.sequence("A").table.block_ids[0])
 
 
 def finish_aside(house):
