@@ -10,13 +10,16 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c ops/constraints.txt
 
-.PHONY: serve test install lint format bench clean
+.PHONY: serve test fuzz install lint format bench clean
 
 serve: install ## the server, on http://127.0.0.1:8000
 	exec $(BIN)/splitflap up $(ARGS)
 
 test: $(VENV)/.test-installed ## every test
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.test-installed ## hostile input, ten times as much of it
+	FUZZ_CASES=10000 $(BIN)/python -m pytest -m fuzz --timeout=0
 
 install: $(VENV)/.installed ## what `serve` needs
 

@@ -2,8 +2,8 @@
 
 The envelope is `[version, tag, [fields]]`: the tag is the class name, the fields stand in the
 order of the dataclass, nested dataclasses are lists of their fields, `Ids` are little-endian int32
-byte strings. Decoding is strict: a wrong version, tag, type or count, or a message over the size
-limit, is a WireError and nothing of it is used.
+byte strings, `Biases` two such strings. Decoding is strict: a wrong version, tag, type or count, or
+a message over the size limit, is a WireError and nothing of it is used.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any, Final, NewType, TypeVar, get_args, get_origin, get_type_
 import msgpack
 
 from shared.errors import InvariantBroken, WireError
-from shared.ids import Ids
+from shared.ids import Biases, Ids
 
 PROTOCOL_VERSION: Final = 3
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -116,6 +116,8 @@ def _coder(hint: Any) -> tuple[_Coder, _Coder]:
     """(to_wire, from_wire) of one annotation."""
     if hint == Ids:
         return _ids_to_wire, _ids_from_wire
+    if hint == Biases:
+        return _biases_to_wire, _biases_from_wire
     if isinstance(hint, NewType):
         return _coder(hint.__supertype__)
     origin = get_origin(hint)
@@ -183,15 +185,35 @@ def _float_from_wire(value: Any) -> float:
 
 
 def _ids_to_wire(ids: tuple[int, ...]) -> bytes:
-    numbers = array("i", ids)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+    return _little_endian(array("i", ids)).tobytes()
 
 
 def _ids_from_wire(value: Any) -> tuple[int, ...]:
-    numbers = array("i")
+    return tuple(_numbers("i", value))
+
+
+def _biases_to_wire(biases: tuple[tuple[int, float], ...]) -> list[bytes]:
+    ids, numbers = zip(*biases, strict=True) if biases else ((), ())
+    return [_ids_to_wire(ids), _little_endian(array("d", numbers)).tobytes()]
+
+
+def _biases_from_wire(value: Any) -> tuple[tuple[int, float], ...]:
+    if len(_exactly(list, value)) != 2:
+        raise ValueError(f"takes ids and numbers, not {len(value)} items")
+    ids, numbers = _numbers("i", value[0]), _numbers("d", value[1])
+    if len(ids) != len(numbers):
+        raise ValueError(f"{len(ids)} ids and {len(numbers)} numbers")
+    return tuple(zip(ids, numbers, strict=True))
+
+
+def _numbers(kind: str, value: Any) -> "array[Any]":
+    numbers: array[Any] = array(kind)
     numbers.frombytes(_exactly(bytes, value))
+    return _little_endian(numbers)
+
+
+def _little_endian(numbers: "array[Any]") -> "array[Any]":
+    """From the wire's order to this machine's, or back."""
     if sys.byteorder == "big":
         numbers.byteswap()
-    return tuple(numbers)
+    return numbers

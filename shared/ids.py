@@ -16,3 +16,6 @@ Boot = NewType("Boot", int)
 
 Ids = Annotated[tuple[int, ...], "int32"]
 """Token or block ids; on the wire a byte string of little-endian int32."""
+
+Biases = Annotated[tuple[tuple[int, float], ...], "int32, then float64"]
+"""Numbers by token id; on the wire a byte string of int32 ids and one of float64 numbers."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from shared.errors import InvalidField, Unsupported
-from shared.ids import Ids
+from shared.ids import Biases, Ids
 
 
 class FinishReason(StrEnum):
@@ -46,7 +46,7 @@ class DrawParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Biases = ()
     allowed_token_ids: Ids = ()
     bad_words: tuple[Ids, ...] = ()
 

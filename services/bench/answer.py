@@ -68,7 +68,7 @@ def _check_whole(answer: Answer, recording: Recording, num_choices: int, *, is_d
     elif not is_done:
         answer.fail("no [DONE]", "the stream ended without data: [DONE]")
     elif ended_badly:
-        answer.fail(f"finish reason {min(map(str, ended_badly))}", "the server gave up")
+        answer.fail(f"finish reason {min(filter(None, ended_badly))}", "the server gave up")
     elif not any(choice.times_s for choice in answer.choices.values()):
         answer.fail("no text", "the stream ended, and no text was in it")
     elif len(answer.choices) < num_choices:
@@ -78,7 +78,7 @@ def _check_whole(answer: Answer, recording: Recording, num_choices: int, *, is_d
 def _take_event(answer: Answer, time: float, data: bytes) -> None:
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
         answer.fail("no JSON", f"an event that is no JSON object: {data[:200]!r}")
@@ -95,25 +95,24 @@ def _take_event(answer: Answer, time: float, data: bytes) -> None:
 
 
 def _take_part(answer: Answer, time: float, part: Mapping[str, Any]) -> None:
-    choice = answer.choices.setdefault(part.get("index") or 0, Choice())
-    choice.finish_reason = part.get("finish_reason") or choice.finish_reason
-    delta = part.get("delta") or {}
-    text = (
-        delta.get("content")
-        or delta.get("reasoning_content")
-        or delta.get("reasoning")
-        or part.get("text")
-    )
-    if text:
-        choice.times_s.append(time)
-        choice.texts.append(text)
+    index, delta, reason = part.get("index"), part.get("delta"), part.get("finish_reason")
+    choice = answer.choices.setdefault(index if isinstance(index, int) else 0, Choice())
+    if isinstance(reason, str):
+        choice.finish_reason = reason
+    said = delta if isinstance(delta, dict) else {}
+    pieces = (said.get("content"), said.get("reasoning_content"), said.get("reasoning"))
+    for text in (*pieces, part.get("text")):
+        if text and isinstance(text, str):
+            choice.times_s.append(time)
+            choice.texts.append(text)
+            return
 
 
 def _body(recording: Recording) -> str:
     text = b"".join(chunk for _, chunk in recording.chunks).decode("utf-8", "replace").strip()
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return _message(body.get("error") or body) if isinstance(body, dict) else text
 

@@ -27,6 +27,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     settings = load_settings(arguments)
     file = ResultFile(settings) if settings.save_result or settings.save_detailed else None
+    sys.stderr.write(
+        f"splitflap bench: {settings.count} requests of {settings.dataset_name} (seed "
+        f"{settings.seed}) to {settings.url}\n"
+    )
     tokens = load_tokens(settings.tokenizer)
     plans = build(settings, settings.count, settings.seed, tokens)
     warm_up = build(settings, settings.warmups, _WARM_UP_SEED, tokens) if settings.warmups else []

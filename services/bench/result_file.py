@@ -20,10 +20,11 @@ class ResultFile:
     def __init__(self, settings: BenchSettings) -> None:
         self._settings = settings
         self._began = datetime.now().astimezone()
+        folder = (settings.result_dir / (settings.result_filename or "a name")).parent
         try:
-            settings.result_dir.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StartError(f"--result-dir {settings.result_dir}: {error.strerror}") from error
+            raise StartError(f"--result-dir {folder}: {error.strerror}") from error
 
     def write(self, ran: Run, fields: Json) -> Path:
         """Write the settings that matter and `fields`; returns the path."""

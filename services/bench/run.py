@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import resource
 import signal
 import sys
 import time
@@ -51,6 +52,7 @@ async def run(settings: BenchSettings, plans: Sequence[Planned], warm_up: Sequen
 
     Raises: StartError if no model is named and the server lists none.
     """
+    _allow_many_connections()
     recordings = [Recording() for _ in plans]
     clock = WallClock()
     async with open_session(settings.headers, settings.request_timeout) as session:
@@ -75,6 +77,12 @@ async def run(settings: BenchSettings, plans: Sequence[Planned], warm_up: Sequen
             was_interrupted = await _until_done_or_interrupted(load)
             duration_s = clock.now_s() - start_s
     return Run(model, start_s, duration_s, was_interrupted, recordings)
+
+
+def _allow_many_connections() -> None:
+    """Each is a file; the usual limit of 1,024 is one that any process may lift."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _pace(settings: BenchSettings) -> Pace:

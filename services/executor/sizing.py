@@ -70,11 +70,7 @@ class PoolPlan:
 
 
 def logits_bytes(vocab_size: int) -> int:
-    """What the logits of one step take at most: a row for each request and each scored token.
-
-    >>> logits_bytes(49_152)
-    100663296
-    """
+    """What the logits of one step take at most: a row for each request and each scored token."""
     return (DEFAULT_CAP_REQUESTS + MAX_SCORED_TOKENS) * vocab_size * _FLOAT32_BYTES
 
 

@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from services.gateway.answer_stream import AnswerStream, Piece
 from services.gateway.link import SchedulerLink
 from shared.messages import Refused, Submit
+
+_PIECES_A_TURN: Final = 64  # some milliseconds of writing events
 
 
 class StreamRefused(Exception):
@@ -21,8 +24,9 @@ class StreamRefused(Exception):
 class AnswerGroup:
     """Whatever is new of any of the requests, at each turn of the one reader.
 
-    A turn costs as much as there is news, however many requests are open. Those with news are
-    taken in the order in which it came, each whole, so none waits for more than one turn.
+    A turn costs as much as there is news, however many requests are open, and takes that of a
+    bounded number of them, so that others of this gateway have theirs. Requests are taken in the
+    order in which their news came, each whole.
     """
 
     def __init__(self) -> None:
@@ -59,10 +63,12 @@ class AnswerGroup:
         return True
 
     async def next(self, timeout_s: float | None = None) -> list[tuple[int, Piece]]:
-        """All that is new, with the number of its request; none if nothing came in `timeout_s`.
+        """What is new, with the number of its request; none if nothing came in `timeout_s`.
 
         Raises: StreamRefused after all that came before it.
         """
+        if self._fresh:
+            await asyncio.sleep(0)  # the turn of others
         try:
             async with asyncio.timeout(timeout_s):
                 while not (pieces := self._take()):
@@ -72,8 +78,12 @@ class AnswerGroup:
         return pieces
 
     def _take(self) -> list[tuple[int, Piece]]:
-        fresh, self._fresh = self._fresh, {}
-        return [(number, piece) for number in fresh for piece in self._streams[number].take()]
+        pieces: list[tuple[int, Piece]] = []
+        while self._fresh and len(pieces) < _PIECES_A_TURN:
+            number = next(iter(self._fresh))
+            del self._fresh[number]
+            pieces += [(number, piece) for piece in self._streams[number].take()]
+        return pieces
 
     async def _wait(self) -> None:
         self._raise_if_refused()

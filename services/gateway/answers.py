@@ -1,7 +1,7 @@
 """The JSON of answers and of a stream's events, for both endpoints."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ _CHUNK: Final[dict[Endpoint, str]] = {
     "completion": "text_completion",
     "chat": "chat.completion.chunk",
 }
+
+MAX_COUNTED_CHOICES: Final = 128  # an id of some 500 bytes
 
 
 def new_request_id(endpoint: Endpoint, random_hex: str) -> RequestId:
@@ -84,8 +86,14 @@ class Answer:
         content: dict[str, Any] = {"text": ""} if self.endpoint == "completion" else {"delta": {}}
         return {"index": index, **content, **_tail(logprobs, ending), **extras}
 
-    def event(self, fields: dict[str, Any], positions: Iterable[str]) -> bytes:
-        """An object as an event; `positions` are the tokens of each choice behind its text."""
+    def event(self, fields: dict[str, Any], positions: Sequence[str]) -> bytes:
+        """An object as an event; `positions` are the tokens of each choice behind its text.
+
+        They are the event's id. Where there are very many they would be most of the stream's
+        bytes: then events have none.
+        """
+        if len(positions) > MAX_COUNTED_CHOICES:
+            return sse.event(fields)
         return sse.event(fields, f"{self.request_id}:{'.'.join(positions)}")
 
     def _head(self, names: dict[Endpoint, str]) -> dict[str, Any]:

@@ -60,8 +60,15 @@ class Gateway:
             settings.max_body_bytes, settings.request_read_timeout_s, settings.ping_interval_s
         )
         names = (settings.served_model_name or source.name,)
-        self._routes = Routes(tokenizer, self._link, names, limits, settings.stream_interval)
         self._keys = ApiKeys(settings.api_key)
+        self._routes = Routes(
+            tokenizer,
+            self._link,
+            names,
+            limits,
+            settings.stream_interval,
+            needs_key=self._keys.are_set,
+        )
         self._link_task: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

@@ -25,7 +25,12 @@ MAX_PROMPTS: Final = 1024
 MAX_BAD_TEXTS: Final = 64  # each is at most two runs of tokens
 MAX_BANNED_TOKEN_IDS: Final = 128  # with those runs: shared.sampling.MAX_BAD_WORDS
 MAX_BAD_TEXT_CHARACTERS: Final = 128
-TOKEN_ID: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+TOKEN_ID: Final[dict[str, Any]] = {
+    "title": "token id",
+    "type": "integer",
+    "minimum": 0,
+    "maximum": INT32_MAX,
+}
 """/openapi.json lowers the maximum to the vocabulary's."""
 
 _TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}

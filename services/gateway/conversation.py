@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from services.gateway.bodies import ConversationBody, MessageBody
-from services.gateway.body_fields import cleaned_inside
+from services.gateway.body_fields import cleaned_inside, unknown
 from services.gateway.call import Chat
 from services.gateway.field_errors import written
 from shared.errors import InvalidField, Unsupported
@@ -54,7 +54,10 @@ def _text_of(part: Any, where: tuple[str | int, ...]) -> str:
         raise Unsupported(
             written(*where, "type"), "other than text is not supported by this server yet"
         )
-    text = cleaned_inside(part, ("type", "text"), *where).get("text")
+    for name in part:
+        if name not in ("type", "text"):
+            raise unknown(*where, name)
+    text = part.get("text")
     if not isinstance(text, str):
         said = "is required" if text is None else "must be a string"
         raise InvalidField(written(*where, "text"), said)

@@ -65,7 +65,7 @@ class Generation:
         sampling = self.call.sampling
         if self.call.is_seeded or number == 0:
             return sampling
-        return replace(sampling, seed=(sampling.seed + number) % (max(INT64) + 1))
+        return replace(sampling, seed=(sampling.seed + number) % INT64.stop)
 
     def release(self) -> None:
         """Tell the scheduler that nobody reads any more."""
@@ -105,7 +105,7 @@ class Generation:
                     progress.feed(index, piece)
                     self._stop_if_cut(number, index, piece)
         except StreamRefused as error:
-            raise failures.of_refusal(error.refused) from None
+            raise self._failure_of(error) from None
         prompt_logprobs = [stream.prompt_logprobs for stream in self._group.streams]
         answer = WholeAnswer(self.call, self.answer, progress, self._tokenizer, prompt_logprobs)
         if self.call.sampling.logprobs is None and self.call.sampling.prompt_logprobs is None:
@@ -127,13 +127,13 @@ class Generation:
         try:
             await self._group.wait_accepted(ping_interval_s)
         except StreamRefused as error:
-            raise failures.of_refusal(error.refused) from None
+            raise self._failure_of(error) from None
         await response.prepare(request)
         failed = None
         try:
             closing = await self._tell(response, ping_interval_s)
         except StreamRefused as error:
-            failed = failures.of_refusal(error.refused)
+            failed = self._failure_of(error)
         except failures.Failure as failure:
             failed = failure
         except ConnectionError:
@@ -190,6 +190,16 @@ class Generation:
         if self._progress is None:
             raise RuntimeError("start comes first")
         return self._progress
+
+    def _failure_of(self, error: StreamRefused) -> failures.Failure:
+        """What the client is told: of several prompts, also which one is to blame."""
+        failure = failures.of_refusal(error.refused)
+        if failure.status == 400 and len(self._group.streams) > 1:
+            name = f"prompt[{error.number}]"
+            failure.message = f"{name}: {failure.message}"
+            if failure.param == "prompt":
+                failure.param = name
+        return failure
 
     def _stop_if_cut(self, number: int, index: int, piece: Piece) -> None:
         """A stop string is the gateway's to find; the scheduler knows nothing of it."""

@@ -53,10 +53,10 @@ class LogprobFields:
         places = token.logprobs
         if places is None:
             return None
-        best = list(zip(places.top_ids, places.top, strict=True))[: self.num_top]
-        found = {self.names.key(token.token_id): _finite(places.chosen)}
-        for token_id, logprob in best:
-            found.setdefault(self.names.key(token_id), _finite(logprob))
+        key = self.names.key
+        found = {key(token.token_id): _finite(places.chosen)}
+        for token_id, logprob in zip(places.top_ids[: self.num_top], places.top, strict=False):
+            found.setdefault(key(token_id), _finite(logprob))
         return found
 
     def _of_chat(self, token: PlacedToken) -> dict[str, Any]:
@@ -96,4 +96,4 @@ def _ranked(names: TokenNames, token_id: int, logprob: float, rank: int) -> dict
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST)
+    return logprob if logprob > LOWEST else LOWEST

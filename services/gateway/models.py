@@ -13,7 +13,7 @@ class ServedModels:
     """The names, and the paths that list them."""
 
     def __init__(self, names: tuple[str, ...], link: SchedulerLink) -> None:
-        self._names = names
+        self.names = names
         self._link = link
         self._created = int(time.time())
 
@@ -25,12 +25,12 @@ class ServedModels:
     def named(self, model: str | None) -> str:
         """The name to answer with. Raises: Failure 404 for a model that is not served."""
         if model is None:
-            return self._names[0]
-        if model not in self._names:
+            return self.names[0]
+        if model not in self.names:
             raise failures.Failure(
                 404,
                 f"the model {model[:200]!r} does not exist here; this server has "
-                f"{', '.join(self._names)}",
+                f"{', '.join(self.names)}",
                 "model_not_found",
                 "model",
             )
@@ -38,7 +38,7 @@ class ServedModels:
 
     async def list(self, _request: web.Request) -> web.Response:
         """GET /v1/models."""
-        cards = [self._card(name) for name in self._names]
+        cards = [self._card(name) for name in self.names]
         return web.json_response({"object": "list", "data": cards})
 
     async def one(self, request: web.Request) -> web.Response:
@@ -52,7 +52,7 @@ class ServedModels:
             "object": "model",
             "created": self._created,
             "owned_by": "splitflap",
-            "root": self._names[0],
+            "root": self.names[0],
             "parent": None,
             "max_model_len": welcome.max_model_len if welcome else None,
         }

@@ -16,6 +16,7 @@ from services.gateway.generation import Generation
 from services.gateway.keys import KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
+from services.gateway.openapi import Facts, document
 from services.gateway.request_reading import HttpLimits, body_of, expect_nothing_yet
 from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ class Routes:
         served_names: tuple[str, ...],
         limits: HttpLimits,
         stream_interval: int = 1,
+        *,
+        needs_key: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         template = ChatTemplate(tokenizer.chat) if tokenizer.chat is not None else None
@@ -48,6 +51,7 @@ class Routes:
         self._link = link
         self._limits = limits
         self._stream_interval = stream_interval
+        self._needs_key = needs_key
         self._models = ServedModels(served_names, link)
         self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
         self.is_draining = False
@@ -62,6 +66,7 @@ class Routes:
         self._tokenize.add_to(app)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", metrics_page)
+        app.router.add_get("/openapi.json", self.openapi)
         app.router.add_get("/health", self.ready)
         app.router.add_get("/health/ready", self.ready)
         app.router.add_get("/health/live", self.live)
@@ -89,9 +94,9 @@ class Routes:
         model = self._models.named(call.model)
         welcome = self._welcome()
         answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
-        sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
-        call = replace(call, sampling=sampling)
         generation = Generation(call, answer, self._tokenizer, self._link, self._stream_interval)
+        sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
+        generation.call = replace(call, sampling=sampling)  # its clock runs since it was made
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
             generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])
@@ -119,6 +124,18 @@ class Routes:
     async def version(self, _request: web.Request) -> web.Response:
         """GET /version."""
         return web.json_response({"version": VERSION})
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """GET /openapi.json: what this server takes and answers."""
+        welcome = self._link.scheduler.welcome
+        vocab_size = self._tokenizer.vocab_size
+        facts = Facts(
+            self._models.names,
+            vocab_size if welcome is None else welcome.shape.vocab_size,
+            None if welcome is None else welcome.max_model_len,
+            self._needs_key,
+        )
+        return web.json_response(document(facts))
 
     async def ready(self, _request: web.Request) -> web.Response:
         """GET /health and /health/ready: 200, or 503 and what is missing."""

@@ -95,6 +95,8 @@ class SchedulerCollector(Collector):
         )
         yield _total("steps_refused", "Plans the executor did not run", counters.plans_refused)
         yield _total("steps_lost", "Plans lost with an executor", counters.plans_lost)
+        yield _total("results_dropped", "Results of no plan sent", counters.results_dropped)
+        yield _total("reports_ignored", "Reports on no row of a plan", counters.reports_ignored)
         yield _total("row_errors", "Sequences that failed alone", counters.row_errors)
         yield _total("runs_resent", "Runs of tokens a gateway had missed", counters.resent_runs)
         yield _total("executors_adopted", "Executors taken", server.executors_seen)

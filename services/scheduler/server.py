@@ -54,9 +54,10 @@ from shared.messages import (
     Submit,
     Welcome,
 )
-from shared.metrics import REGISTRY, serve_metrics
+from shared.metrics import REGISTRY, count_dropped, serve_metrics
 from shared.settings import SchedulerSettings
 
+MOST_BLOCKS: Final = 2**24  # the free list holds each: more is a lie, and would fill our memory
 TICK_S: Final = 0.1
 STATS_S: Final = 10.0
 NO_EXECUTOR: Final = "waiting for an executor"
@@ -194,6 +195,7 @@ class SchedulerServer:
         if current is not None and current.peer == peer:
             current.heard_at = now
         elif isinstance(message, StepResult | StepFailed):
+            count_dropped("step", WireError("stranger", "not the executor at work"))
             return  # of an executor that was given up
         match message:
             case Heartbeat(phase=phase):
@@ -213,6 +215,7 @@ class SchedulerServer:
         """Take an executor that is ready, unless another one works already."""
         current = self.executor
         if absurd := _absurdity(ready):
+            count_dropped("step", WireError("absurd", absurd))
             _log.error("executor_refused", why=absurd, boot=ready.boot)
             return
         if current is not None and current.peer != peer:
@@ -294,8 +297,8 @@ def _absurdity(ready: ExecutorReady) -> str:
     """What is wrong with an executor's figures, if anything is: they size the block manager."""
     limits = {
         "block_size": (1, 2**16),
-        "num_gpu_blocks": (1, 2**31 - 1),
-        "num_cpu_blocks": (0, 2**31 - 1),
+        "num_gpu_blocks": (1, MOST_BLOCKS),
+        "num_cpu_blocks": (0, MOST_BLOCKS),
         "max_model_len": (1, 2**31 - 1),
     }
     for name, (low, high) in limits.items():

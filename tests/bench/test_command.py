@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import pty
+import select
 import signal
 import sys
 from pathlib import Path
@@ -98,3 +100,22 @@ async def test_what_is_wrong_is_said_before_anything_is_sent():
             assert complaint in err
             assert "Traceback" not in err
     assert server.asked == []
+
+
+async def test_progress_is_shown_where_somebody_looks():
+    async with serving() as server:
+        shown = {}
+        for flags in ((), ("--disable-tqdm",)):
+            ours, theirs = pty.openpty()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "services.cli", "bench",
+                *against(server, "--num-prompts", "2"), *flags,
+                cwd=ROOT, env=os.environ | {"TERM": "xterm"},
+                stdout=asyncio.subprocess.DEVNULL, stderr=theirs,
+            )  # fmt: skip
+            assert await process.wait() == 0
+            shown[flags] = os.read(ours, 65536) if select.select([ours], [], [], 0)[0] else b""
+            os.close(theirs)
+            os.close(ours)
+    assert b"2/2" in shown[()]
+    assert b"2/2" not in shown["--disable-tqdm",]

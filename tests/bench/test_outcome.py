@@ -1,8 +1,10 @@
 """The arithmetic of one request, on given times; and everything that makes it a failure."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.bench.outcome import Failed
+from services.bench.outcome import Failed, judge
 from services.bench.recording import Recording
 from tests.bench.stamped import DONE, judged, plan, recording, said, used
 
@@ -95,6 +97,11 @@ def test_completions_have_text_and_reasoning_counts():
     assert judged((1.0, text), (2.0, thought), (2.0, DONE)).texts == ("ab",)
 
 
+KEYS = st.sampled_from(
+    ["choices", "index", "delta", "text", "content", "usage", "completion_tokens", "error",
+     "finish_reason", "message", "object", "prompt_tokens", "reasoning"]
+)  # fmt: skip
+
 WHOLE = ((1.0, said("a", finish="stop")), (1.0, used(1)))
 
 
@@ -142,9 +149,24 @@ def test_missing_fields_are_forgiven(part):
     assert judged((1.0, said("b")), (1.0, {"choices": None}), (1.0, DONE)).texts == ("b",)
 
 
-def test_a_recording_that_has_not_ended_is_not_judged():
-    from services.bench.outcome import judge
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
 
+
+@given(st.lists(st.dictionaries(KEYS, JSON, max_size=5), max_size=4))
+def test_no_stream_of_json_is_too_odd(events):
+    outcome = judged(*((1.0, content) for content in events), (1.0, DONE))
+    assert isinstance(outcome, Failed) or outcome.output_tokens >= 0
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_too_odd(raw):
+    assert isinstance(judged((1.0, raw), (1.0, b"\n\n"), (1.0, said("a")), status=200), Failed)
+
+
+def test_a_recording_that_has_not_ended_is_not_judged():
     with pytest.raises(ValueError, match="not ended"):
         judge(plan(), Recording(start_s=1.0), len)
     assert recording((1.0, DONE)).end_s == 1.0

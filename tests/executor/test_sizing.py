@@ -4,6 +4,7 @@ from services.executor.sizing import (
     DEFAULT_CAP_BYTES,
     PoolWishes,
     available_bytes,
+    logits_bytes,
     plan_pool,
 )
 from shared.errors import StartError
@@ -151,3 +152,7 @@ def test_a_group_over_its_limit_has_nothing_left(machine, tmp_path):
 
 def test_this_very_machine_has_something_free():
     assert available_bytes() > 0
+
+
+def test_the_logits_of_a_step_are_a_row_a_request_and_a_row_a_scored_token():
+    assert logits_bytes(49_152) == (256 + 256) * 49_152 * 4

@@ -216,13 +216,14 @@ class ScriptedScheduler:
                 self.send(Heartbeat(self.boot, self.phase))
                 self._mend(message)
             case Submit():
-                self._take(message)
+                self.take(message)
             case Cancel(reason=CancelReason.STOP_STRING):
                 self.finish(message.request_id, FinishReason.STOP)
             case Cancel() | Done():
                 self.logs.pop(message.request_id, None)
 
-    def _take(self, submit: Submit) -> None:
+    def take(self, submit: Submit) -> None:
+        """Answer a request as the script says."""
         script = self.script.popleft() if self.script else Script()
         if script.refusal is not None:
             refusal = script.refusal

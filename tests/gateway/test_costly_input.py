@@ -36,6 +36,20 @@ COSTLY = {
     "a long name around many": '{"' + "x" * 2_000_000 + '":[' + '"\\ud83d",' * 90_000 + "1]}",
     "a string that never ends": '{"prompt":"' + "," * MAX_VALUES + '\\"' * 1_900_000,
     "brackets": "[" * MOST_BYTES,
+    "token ids and a mistake": '{"prompt":[' + "7," * 250_000 + "true]}",
+    "lists of one token id and a mistake": '{"prompt":[' + "[7]," * 1000 + "[[]]]}",
+    "texts by the thousand": '{"prompt":[' + '"a",' * 200_000 + '"a"]}',
+    "prompts of all kinds": '{"prompt":[' + '"a",7,[7],' * 60_000 + "{}]}",
+    "biases": '{"prompt":"a","logit_bias":{' + names(90_000) + "}}",
+    "biases of a wrong type": '{"prompt":"a","logit_bias":{'
+    + names(1000).replace(":1", ":[]")
+    + "}}",
+    "allowed tokens": '{"prompt":"a","allowed_token_ids":[' + "[]," * 90_000 + "[]]}",
+    "bad words": '{"prompt":"a","bad_words":[' + "[]," * 90_000 + "[]]}",
+    "parts": '{"messages":[{"role":"user","content":[' + "{}," * 100_000 + "{}]}]}",
+    "parts with a mistake at the end": '{"messages":[{"role":"user","content":['
+    + '{"type":"text","text":""},' * 80_000
+    + "5]}]}",
 }
 
 
@@ -69,6 +83,14 @@ def test_values_are_counted(inside: str) -> None:
 def test_a_long_text_is_one_value(text: str) -> None:
     prompt = text * 300_000
     assert parse_object(json.dumps({"prompt": prompt}).encode()) == {"prompt": prompt}
+
+
+def test_as_many_token_ids_as_a_body_holds_are_read_in_no_time() -> None:
+    body = ('{"prompt":[[' + "7," * 130_000 + "7],[" + "8," * 130_000 + "8]]}").encode()
+    began = time.thread_time()
+    call = openai.parse_completion(parse_object(body))
+    assert time.thread_time() - began < 0.5
+    assert [len(prompt) for prompt in call.prompts] == [130_001, 130_001]
 
 
 async def test_a_large_body_is_read_beside_the_event_loop(house: House, monkeypatch) -> None:

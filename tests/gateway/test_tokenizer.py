@@ -88,6 +88,21 @@ def test_the_real_chat_template_is_there(smollm2) -> None:
     assert smollm2.vocab_size == 49_152
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["lang"])
+def test_ids_become_their_text_again(smollm2, prompt) -> None:
+    assert smollm2.decode(prompt["ids"]) == prompt["text"]
+
+
+@pytest.mark.model
+def test_special_tokens_are_written_out_and_unknown_ids_left_out(smollm2) -> None:
+    ids = smollm2.encode("<|im_start|>Hi world<|im_end|>", add_special_tokens=False)
+    assert smollm2.decode(ids) == "<|im_start|>Hi world<|im_end|>"
+    assert [smollm2.name_of(i) for i in ids] == ["<|im_start|>", "Hi", "Ġworld", "<|im_end|>"]
+    assert smollm2.decode([*ids, 49_152, 2**40]) == smollm2.decode(ids)
+    assert smollm2.name_of(2**40) == ""
+
+
 # ------------------------------------------------------------------ the toy's
 
 

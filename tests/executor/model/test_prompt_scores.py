@@ -15,7 +15,7 @@ from shared.geometry import blocks_in
 from shared.messages import PositionLogprobs, Score, StepResult
 from shared.model_source import DEFAULT_MODEL, find_model
 from tests.executor.model.test_smollm2 import prompts, transformers_model
-from tests.executor.plans import plan, row
+from tests.executor.plans import plan, row, sample
 
 pytestmark = pytest.mark.model
 
@@ -46,18 +46,28 @@ def ours() -> Llama:
     return load_model(source, torch.float32, torch.device("cpu"), lambda _: None)
 
 
-def scored(model: Llama, text: tuple[int, ...], cuts: list[int]) -> list[PositionLogprobs]:
-    """The log-probabilities of text[1:], the prompt cut into chunks at `cuts`."""
+def scored(
+    model: Llama, text: tuple[int, ...], cuts: list[int], expected: Tensor
+) -> list[PositionLogprobs]:
+    """The log-probabilities of text[1:], the prompt cut into chunks at `cuts`.
+
+    In each plan another sequence draws after text[0]: its logits come first, though its row is
+    last.
+    """
     num_blocks = blocks_in(len(text), BLOCK_SIZE)
-    interpreter = Interpreter(model, KVPools(model, num_blocks, BLOCK_SIZE), len(text))
+    interpreter = Interpreter(model, KVPools(model, num_blocks + 1, BLOCK_SIZE), len(text))
+    other = row(text[:1], 0, (num_blocks,), 2, samples=[sample(2, num_top=0)])
     table = tuple(reversed(range(num_blocks)))
     told: list[PositionLogprobs] = []
     for step_id, (start, end) in enumerate(pairwise(cuts), 1):
         after = text[start + 1 : end + 1]
         chunk = row(text[start:end], start, table, samples=[], score=Score(start, after, NUM_TOP))
-        result = interpreter.run(plan(chunk, step_id=step_id))
+        result = interpreter.run(plan(chunk, other, step_id=step_id))
         assert isinstance(result, StepResult), result
         told += result.scored[0].logprobs
+        assert result.sampled[0].token_id == int(expected[0].argmax())
+        chosen = result.sampled[0].logprobs.chosen if result.sampled[0].logprobs else 0.0
+        assert chosen == pytest.approx(float(expected[0].max()), abs=2e-3)
     return told
 
 
@@ -70,7 +80,7 @@ def test_a_prompts_log_probabilities_are_transformers(
     ours: Llama, text: tuple[int, ...], expected: Tensor, cuts: list[int]
 ) -> None:
     largest, near_ties = 0.0, 0
-    told = scored(ours, text, cuts)
+    told = scored(ours, text, cuts, expected)
     assert len(told) == NUM_TOKENS - 1
     for place, position in enumerate(told):
         wanted, token = expected[place], text[place + 1]

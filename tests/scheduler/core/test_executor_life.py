@@ -9,7 +9,7 @@ from services.scheduler.core.lifecycle import Status
 from shared.ids import Boot
 from shared.messages import Accepted, StepFailed
 from shared.sampling import FinishReason
-from tests.scheduler.core.house import VOCAB
+from tests.scheduler.core.toys import VOCAB
 
 
 def some_at_work(house, names="ABC", **params):

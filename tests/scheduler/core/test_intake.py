@@ -8,7 +8,7 @@ from shared.errors import ErrorCode, StartError
 from shared.ids import Boot
 from shared.messages import GeneratedSequence, Refused
 from shared.sampling import FinishReason, SamplingParams
-from tests.scheduler.core.house import VOCAB
+from tests.scheduler.core.toys import VOCAB
 
 
 def refused(house, name="A"):

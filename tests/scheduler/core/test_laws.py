@@ -14,7 +14,7 @@ from tests.scheduler.core.house import House
 def at_work():
     house = House()
     for name in "AB":
-        house.submit(name, prompt=6, max_tokens=8, ignore_eos=True)
+        house.submit(name, prompt=6, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
     house.step(2)
     check_laws(house.core)
     return house
@@ -53,6 +53,35 @@ def miscount(house):
     house.core.counters.requests_accepted += 1
 
 
+def lose_a_logprob(house):
+    house.sequence("A").logprobs.pop()
+
+
+def lose_a_score(house):
+    house.core.book.get("A").prompt_logprobs.pop()
+
+
+def score_too_late(house):
+    request = house.core.book.get("A")
+    request.prompt_logprobs.pop()
+    request.num_unscored += 1
+
+
+def miscount_the_queue(house):
+    house.core.book.num_queued += 1
+
+
+def miscount_the_queued_tokens(house):
+    house.core.book.num_queued_tokens -= 1
+
+
+def queue_what_runs(house):
+    request = house.core.book.get("A")
+    request.is_queued = True
+    house.core.book.num_queued += 1
+    house.core.book.num_queued_tokens += len(request.submit.prompt)
+
+
 @pytest.mark.parametrize(
     ("fault", "law"),
     [
@@ -60,6 +89,12 @@ def miscount(house):
         (skip_a_place, "law 6"), (count_twice, "law 4, reference counts"),
         (finish_aside, "finished means"), (leave_the_line, "lines, waiting"),
         (lose_a_plan, "no stall"), (miscount, "every request ends once"),
+        (lose_a_logprob, "a logprob for each token"),
+        (lose_a_score, "a score for each prompt token"),
+        (score_too_late, "a prompt is scored before its answer"),
+        (miscount_the_queue, "the queue's count"),
+        (miscount_the_queued_tokens, "the queue's count"),
+        (queue_what_runs, "the queue's count"),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_by_the_law_it_breaks(at_work, fault, law):

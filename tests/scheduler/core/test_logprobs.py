@@ -16,7 +16,7 @@ from shared.messages import (
     StepResult,
 )
 from shared.sampling import DrawParams, FinishReason
-from tests.scheduler.core.house import VOCAB
+from tests.scheduler.core.toys import VOCAB
 
 PENALTY = DrawParams(frequency_penalty=0.3)
 

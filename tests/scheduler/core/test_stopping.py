@@ -5,7 +5,7 @@ import pytest
 from services.scheduler.core.lifecycle import Status
 from shared.messages import Tokens, Usage
 from shared.sampling import FinishReason, SamplingParams
-from tests.scheduler.core.house import EOS, VOCAB, solo
+from tests.scheduler.core.toys import EOS, VOCAB, solo
 
 
 def a_prompt_that_stops(after_least=2, **params):

@@ -14,7 +14,8 @@ from shared.errors import ErrorCode
 from shared.ids import Boot
 from shared.messages import GeneratedSequence, PreemptionMode
 from shared.sampling import DrawParams, FinishReason, SamplingParams
-from tests.scheduler.core.house import VOCAB, House, solo, solo_logprobs, solo_scores
+from tests.scheduler.core.house import House
+from tests.scheduler.core.toys import VOCAB, solo, solo_logprobs, solo_scores
 
 GATEWAYS = "gh"
 PENALTY = DrawParams(presence_penalty=0.5)

@@ -1,0 +1,270 @@
+"""/openapi.json: what this server takes and answers, made of the models that check and describe it.
+
+What a schema cannot say - rules between fields - is said in descriptions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.gateway import answer_models as answers
+from services.gateway import bodies
+from services.gateway.body_fields import ELSEWHERE, NEUTRAL, REFUSED, REFUSED_INSIDE
+from services.gateway.keys import OPEN_TO_ALL
+from shared.version import VERSION
+
+_SCHEMAS: Final = "#/components/schemas/"
+_JSON: Final = "application/json"
+_GENERATING: Final = (bodies.CompletionBody, bodies.ChatBody)
+_WITH_REFUSED_FIELDS: Final = (bodies.MessageBody, bodies.StreamOptionsBody)
+_COUNTS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
+
+_WHY: Final = {
+    400: "a field is wrong or not supported, or the request cannot be read",
+    401: "no API key, or none that is good",
+    404: "no such model",
+    408: "the request did not arrive in time",
+    413: "the body is too large",
+    415: "the body is no application/json in UTF-8, plain, gzip or deflate",
+    417: "an Expect that is not 100-continue",
+    429: "too many requests wait",
+    500: "the server failed on this request",
+    503: "not ready, or no longer",
+}
+_OF_ALL: Final = (400, 417, 500)
+_OF_BODIES: Final = (400, 404, 408, 413, 415, 417, 500)
+_OF_GENERATING: Final = (*_OF_BODIES, 429, 503)
+_RETRIED: Final = (429, 503)
+_REQUEST_ID: Final = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "required": False,
+    "description": "printable ASCII of up to 128 characters is echoed; else the server makes one",
+    "schema": {"type": "string"},
+}
+_STREAM: Final = (
+    "with stream: true, server-sent events: `data:` and an object of the same form whose choices "
+    "hold what is new (in chats as `delta`), and `data: [DONE]` at the end. An error after the "
+    "beginning is an event of the error's form."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the document says of this server; None: not known yet."""
+
+    names: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int | None
+    needs_key: bool
+
+
+def document(facts: Facts) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a server."""
+    paths = _paths()
+    for path, operations in paths.items():
+        for operation in operations.values():
+            operation["parameters"] = [*operation.get("parameters", ()), _REQUEST_ID]
+            if facts.needs_key and path not in OPEN_TO_ALL:
+                operation["security"] = [{"key": []}]
+                operation["responses"]["401"] = _failure(401)
+    components: dict[str, Any] = {"schemas": _schemas(facts)}
+    if facts.needs_key:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Splitflap",
+            "version": VERSION,
+            "description": (
+                "The OpenAI API, with vLLM's names for what goes beyond it. null is absent; a "
+                "field that is not here is a 400; 5.0 is no integer and true is no number."
+            ),
+        },
+        "paths": paths,
+        "components": components,
+    }
+
+
+# ------------------------------------------------------------------ paths
+
+
+def _paths() -> dict[str, dict[str, Any]]:
+    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    model["description"] = "its name, slashes and all"
+    one_model = _get("A model", answers.ModelCard, (404,))
+    one_model["parameters"] = [model]
+    document_form = {"type": "object"}
+    return {
+        "/v1/completions": {
+            "post": _generate(
+                "Go on with a text", [bodies.CompletionBody], answers.CompletionAnswer
+            )
+        },
+        "/v1/chat/completions": {
+            "post": _generate("Answer a conversation", [bodies.ChatBody], answers.ChatAnswer)
+        },
+        "/tokenize": {
+            "post": _post(
+                "The tokens of a text or a conversation",
+                [bodies.TokenizeTextBody, bodies.TokenizeChatBody],
+                _answer(_ref(answers.TokenizeAnswer)),
+                _OF_BODIES,
+            )
+        },
+        "/detokenize": {
+            "post": _post(
+                "The text of tokens",
+                [bodies.DetokenizeBody],
+                _answer(_ref(answers.DetokenizeAnswer)),
+                _OF_BODIES,
+            )
+        },
+        "/v1/models": {"get": _get("The models", answers.ModelList)},
+        "/v1/models/{model}": {"get": one_model},
+        "/version": {"get": _get("The server's version", answers.VersionAnswer)},
+        "/metrics": {"get": _read("For Prometheus", {"text/plain": {"type": "string"}})},
+        "/openapi.json": {"get": _read("This document", {_JSON: document_form})},
+        "/health": {"get": _ready()},
+        "/health/ready": {"get": _ready()},
+        "/health/live": {"get": _get("Whether this process answers", answers.Live)},
+    }
+
+
+def _generate(
+    summary: str, asked: Sequence[type[BaseModel]], answer: type[BaseModel]
+) -> dict[str, Any]:
+    told = _answer(_ref(answer))
+    told["description"] = f"the answer; {_STREAM}"
+    told["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return _post(summary, asked, told, _OF_GENERATING)
+
+
+def _post(
+    summary: str, asked: Sequence[type[BaseModel]], told: dict[str, Any], failing: Sequence[int]
+) -> dict[str, Any]:
+    refs = [_ref(body) for body in asked]
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
+        "responses": {"200": told, **_failures(failing)},
+    }
+
+
+def _get(summary: str, answer: type[BaseModel], failing: Sequence[int] = ()) -> dict[str, Any]:
+    return _read(summary, {_JSON: _ref(answer)}, failing)
+
+
+def _read(summary: str, content: Mapping[str, Any], failing: Sequence[int] = ()) -> dict[str, Any]:
+    told = _with_request_id("the answer")
+    told["content"] = {kind: {"schema": schema} for kind, schema in content.items()}
+    return {"summary": summary, "responses": {"200": told, **_failures((*_OF_ALL, *failing))}}
+
+
+def _ready() -> dict[str, Any]:
+    operation = _get("Whether requests are taken, and what is missing", answers.Ready)
+    operation["responses"]["503"] = _answer(_ref(answers.NotReady), 503)
+    return operation
+
+
+# ------------------------------------------------------------------ answers
+
+
+def _failures(statuses: Sequence[int]) -> dict[str, Any]:
+    return {str(status): _failure(status) for status in sorted(statuses)}
+
+
+def _failure(status: int) -> dict[str, Any]:
+    told = _answer(_ref(answers.ErrorAnswer), status)
+    if status == 401:
+        told["headers"]["WWW-Authenticate"] = {"schema": {"const": "Bearer"}, "required": True}
+    return told
+
+
+def _answer(schema: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    told = _with_request_id(_WHY.get(status, "the answer"))
+    if status in _RETRIED:
+        told["headers"]["Retry-After"] = {
+            "description": "seconds",
+            "schema": {"type": "integer", "minimum": 1},
+            "required": True,
+        }
+    told["content"] = {_JSON: {"schema": schema}}
+    return told
+
+
+def _with_request_id(description: str) -> dict[str, Any]:
+    header = {
+        "description": "the client's, or one of the server's",
+        "schema": {"type": "string"},
+    }
+    return {"description": description, "headers": {"X-Request-Id": header}}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _SCHEMAS + model.__name__}
+
+
+# ------------------------------------------------------------------ schemas
+
+
+def _schemas(facts: Facts) -> dict[str, Any]:
+    """All models by name, with this server's limits in them."""
+    asked = (
+        *_GENERATING, bodies.TokenizeTextBody, bodies.TokenizeChatBody, bodies.DetokenizeBody,
+    )  # fmt: skip
+    told = (
+        answers.CompletionAnswer, answers.ChatAnswer, answers.ModelCard, answers.ModelList,
+        answers.TokenizeAnswer, answers.DetokenizeAnswer, answers.VersionAnswer, answers.Ready,
+        answers.NotReady, answers.Live, answers.ErrorAnswer,
+    )  # fmt: skip
+    _, all_schemas = models_json_schema(
+        [(model, "validation") for model in (*asked, *told)], ref_template=_SCHEMAS + "{model}"
+    )
+    schemas: dict[str, Any] = _with_vocabulary(all_schemas["$defs"], facts.vocab_size)
+    for model in _GENERATING:
+        properties = schemas[model.__name__]["properties"]
+        properties |= _other_fields(model)
+        if facts.max_model_len is not None:
+            for name in properties.keys() & _COUNTS:
+                properties[name]["maximum"] = facts.max_model_len - 1
+    for inside in _WITH_REFUSED_FIELDS:
+        schemas[inside.__name__]["properties"] |= {name: _refused() for name in REFUSED_INSIDE}
+    for body in asked:
+        schemas[body.__name__]["properties"]["model"]["enum"] = [*facts.names, None]
+    for schema in schemas.values():
+        for field in schema.get("properties", {}).values():
+            field.pop("title", None)  # pydantic's: the name once more
+            if field.get("default", ...) is None:
+                del field["default"]  # absent; the description says what happens then
+    return schemas
+
+
+def _other_fields(model: type[BaseModel]) -> dict[str, Any]:
+    """What is known and has no field: neutral values are taken, null is absent."""
+    others = {
+        name: {"enum": [*values, None], "description": "only what asks for nothing"}
+        for name, values in NEUTRAL.items()
+    }
+    for name in (REFUSED | ELSEWHERE.keys()) - model.model_fields.keys():
+        others[name] = _refused()
+    return dict(sorted(others.items()))
+
+
+def _refused() -> dict[str, Any]:
+    return {"type": "null", "description": "not supported here"}
+
+
+def _with_vocabulary(node: Any, vocab_size: int) -> Any:
+    """`node` with the vocabulary's limit on every token id that a client sends."""
+    if node == bodies.TOKEN_ID:
+        return {**node, "maximum": vocab_size - 1}
+    if isinstance(node, dict):
+        return {name: _with_vocabulary(item, vocab_size) for name, item in node.items()}
+    if isinstance(node, list):
+        return [_with_vocabulary(item, vocab_size) for item in node]
+    return node

@@ -1,0 +1,238 @@
+"""Fields that a client can get wrong, and what is not honoured: named, and nothing is submitted."""
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.house import House
+from tests.gateway.refusals import refused
+
+CHAT = [{"role": "user", "content": "Hi"}]
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+def short(value: Any) -> str:
+    return repr(value)[:60]
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "required"),
+    ({"prompt": None}, "prompt", "required"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": 5}, "prompt", "a string or a list, not an integer"),
+    ({"prompt": True}, "prompt", "a string or a list, not a boolean"),
+    ({"prompt": {"a": 1}}, "prompt", "a string or a list, not an object"),
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": [[]]}, "prompt[0]", "empty list"),
+    ({"prompt": [[1], []]}, "prompt[1]", "empty list"),
+    ({"prompt": ["a", ""]}, "prompt[1]", "empty"),
+    ({"prompt": ["a", 5]}, "prompt[1]", "is an integer, but prompt[0] is a string"),
+    ({"prompt": [1, "a"]}, "prompt[1]", "is a string, but prompt[0] is an integer"),
+    ({"prompt": [1, [2]]}, "prompt[1]", "is a list, but prompt[0] is an integer"),
+    ({"prompt": [1, True]}, "prompt[1]", "is a boolean"),
+    ({"prompt": [True]}, "prompt[0]", "not a boolean"),
+    ({"prompt": [None]}, "prompt[0]", "not null"),
+    ({"prompt": [1.0]}, "prompt[0]", "not a fraction"),
+    ({"prompt": [[1, 2], [3, True]]}, "prompt[1][1]", "not a boolean"),
+    ({"prompt": [["a"]]}, "prompt[0][0]", "not a string"),
+    ({"prompt": [5, -1]}, "prompt[1]", "no token id"),
+    ({"prompt": [5, 2**31]}, "prompt[1]", "no token id"),
+    ({"prompt": [5, 512]}, "prompt[1]", "512 is not in the vocabulary (0..511)"),
+    ({"prompt": [[1] * 17, [2] * 17 + [600]]}, "prompt[1][17]", "600 is not in the vocabulary"),
+    ({"prompt": ["a"] * 1025}, "prompt", "at most 1024 prompts, not 1025"),
+    ({"prompt": ["a", "x" * 8190]}, "max_tokens", "prompt[1] has 8190 tokens and 16 more"),
+    ({"prompt": [[1], [2] * 9000]}, "prompt[1]", "prompt[1] has 9000 tokens"),
+    ({"max_tokens": "5"}, "max_tokens", "integer"),
+    ({"max_tokens": 5.0}, "max_tokens", "integer"),
+    ({"max_tokens": True}, "max_tokens", "integer"),
+    ({"max_tokens": -1}, "max_tokens", "at least 0, not -1"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": 10**12}, "max_tokens", "at most 2147483647, not 1000000000000"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "above max_tokens 3"),
+    ({"temperature": -0.1}, "temperature", "from 0 to 100"),
+    ({"temperature": 1e300}, "temperature", "from 0 to 100"),
+    ({"temperature": "hot"}, "temperature", "number"),
+    ({"temperature": True}, "temperature", "number"),
+    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": 1.01}, "top_p", "at most 1"),
+    ({"top_k": -2}, "top_k", "-1"),
+    ({"top_k": 1.5}, "top_k", "integer"),
+    ({"min_p": 2}, "min_p", "from 0 to 1"),
+    ({"seed": 2**63}, "seed", "64-bit"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"n": 0}, "n", "at least 1"),
+    ({"n": 10**4000}, "n", "at most 2147483647, not 1000"),
+    ({"temperature": 10**4000}, "temperature", "too large"),
+    ({"stop_token_ids": [10**4000]}, "stop_token_ids[0]", "at most"),
+    ({"s" * 5000: 1}, "s" * 64 + "...", "not a field"),
+    ({"stop": ""}, "stop[0]", "empty"),
+    ({"stop": ["a", ""]}, "stop[1]", "empty"),
+    ({"stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"stop": "x" * 1025}, "stop[0]", "at most 1024"),
+    ({"stop": 7}, "stop", "list"),
+    ({"stop": [7]}, "stop[0]", "string"),
+    ({"stop_token_ids": [512]}, "stop_token_ids", "vocabulary (0..511)"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "vocabulary"),
+    ({"stop_token_ids": [1] * 257}, "stop_token_ids", "takes at most 256 ids, not 257"),
+    ({"stop_token_ids": "1"}, "stop_token_ids", "list"),
+    ({"stream": 1}, "stream", "boolean"),
+    ({"stream": "true"}, "stream", "boolean"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream to true"),
+    (
+        {"stream": True, "stream_options": {"include_usage": "yes"}},
+        "stream_options.include_usage",
+        "boolean",
+    ),
+    ({"stream": True, "stream_options": {"surprise": 1}}, "stream_options.surprise", "not a field"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "needs include_usage",
+    ),
+    ({"echo": 1}, "echo", "boolean"),
+    ({"logprobs": 21}, "logprobs", "at most 20, not 21"),
+    ({"logprobs": -1}, "logprobs", "at least 0, not -1"),
+    ({"logprobs": True}, "logprobs", "integer"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not streamed"),
+    ({"prompt_logprobs": 1, "echo": True, "logprobs": 2}, "prompt_logprobs", "with logprobs 2"),
+    ({"presence_penalty": 2.1}, "presence_penalty", "from -2 to 2"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "from -2 to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"repetition_penalty": "1"}, "repetition_penalty", "number"),
+    ({"logit_bias": [1]}, "logit_bias", "object"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+    ({"logit_bias": {"512": 1}}, "logit_bias", "vocabulary (0..511)"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is no token id in decimal"),
+    ({"logit_bias": {"05": 1}}, "logit_bias", "'05' is no token id in decimal"),
+    ({"logit_bias": {"x" * 500: 1}}, "logit_bias", "xxx...' is no token id"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias.5", "number"),
+    ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1024"),
+    ({"allowed_token_ids": [512]}, "allowed_token_ids", "vocabulary"),
+    ({"allowed_token_ids": [1, "2"]}, "allowed_token_ids[1]", "integer"),
+    ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", "at most 1024"),
+    ({"allowed_token_ids": [5], "banned_token_ids": [5]}, "allowed_token_ids", "leaves no token"),
+    ({"banned_token_ids": [5, 512]}, "banned_token_ids[1]", "vocabulary"),
+    ({"banned_token_ids": [-1]}, "banned_token_ids[0]", "at least 0"),
+    ({"banned_token_ids": [1] * 129}, "banned_token_ids", "at most 128"),
+    ({"bad_words": "x"}, "bad_words", "list"),
+    ({"bad_words": ["x", ""]}, "bad_words[1]", "empty"),
+    ({"bad_words": ["x", "  "]}, "bad_words[1]", "no tokens"),
+    ({"bad_words": ["x" * 33]}, "bad_words[0]", "has 33 tokens; at most 32"),
+    ({"bad_words": ["x" * 129]}, "bad_words[0]", "at most 128"),
+    ({"bad_words": ["x"] * 65}, "bad_words", "at most 64"),
+    ({"return_token_ids": 1}, "return_token_ids", "boolean"),
+    ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "boolean"),
+    ({"strange": None}, "strange", "not a field"),
+    ({"temprature": 1}, "temprature", "not a field"),
+    ({"user": 5}, "user", "string"),
+    ({"metadata": {"a": 1}}, "metadata.a", "string"),
+    ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "takes at most 16 pairs, not 17"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), BAD_COMPLETIONS, ids=short)
+async def test_a_bad_completion_field_is_named(house, fields, param, said) -> None:
+    fields = fields if "prompt" in fields or not fields else {"prompt": "Hi", **fields}
+    status, told, _, message = await refused(house, COMPLETIONS, fields)
+    assert (status, told) == (400, param)
+    assert said in message
+    assert len(message) < 250
+
+
+TEXT = {"type": "text", "text": "Hi"}
+
+
+def parts(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "messages", "required"),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": "Hi"}, "messages", "list"),
+    ({"messages": ["Hi"]}, "messages[0]", "must be an object, not a string"),
+    ({"messages": [{"role": "x" * 5000, "content": "Hi"}]}, "messages[0].role", "xxx'..."),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+    ({"messages": [*CHAT, {"role": "user", "content": 5}]}, "messages[1].content", "string"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0].role", "required"),
+    ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "'user'"),
+    (
+        {"messages": CHAT, "max_tokens": 5, "max_completion_tokens": 6},
+        "max_completion_tokens",
+        "max_tokens is 5",
+    ),
+    ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"messages": CHAT, "max_completion_tokens": -5}, "max_completion_tokens", "not -5"),
+    ({"messages": [{**CHAT[0], "mood": "x"}]}, "messages[0].mood", "not a field"),
+    ({"messages": [parts()]}, "messages[0].content", "is empty"),
+    ({"messages": [parts("x")]}, "messages[0].content[0]", "must be an object"),
+    ({"messages": [parts(TEXT, {})]}, "messages[0].content[1].type", "required"),
+    ({"messages": [parts({"type": "text"})]}, "messages[0].content[0].text", "required"),
+    ({"messages": [parts(TEXT | {"text": 5})]}, "messages[0].content[0].text", "string"),
+    ({"messages": [parts(TEXT | {"mood": 5})]}, "messages[0].content[0].mood", "not a field"),
+    ({"messages": CHAT, "top_logprobs": 3}, "top_logprobs", "needs logprobs: true"),
+    ({"messages": CHAT, "top_logprobs": 21, "logprobs": True}, "top_logprobs", "at most 20"),
+    ({"messages": CHAT, "logprobs": 1}, "logprobs", "boolean"),
+    (
+        {"messages": CHAT, "continue_final_message": True},
+        "continue_final_message",
+        "needs add_generation_prompt: false",
+    ),
+    (
+        {"messages": CHAT, "continue_final_message": True, "add_generation_prompt": False},
+        "continue_final_message",
+        "of the assistant, not of the user",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), BAD_CHATS, ids=short)
+async def test_a_bad_chat_field_is_named(house, fields, param, said) -> None:
+    status, told, _, message = await refused(house, CHATS, fields)
+    assert (status, told) == (400, param)
+    assert said in message
+
+
+NOT_YET = [
+    (COMPLETIONS, "best_of", {"best_of": 3}),
+    (COMPLETIONS, "suffix", {"suffix": "x"}),
+    (COMPLETIONS, "use_beam_search", {"use_beam_search": True}),
+    (COMPLETIONS, "store", {"store": True}),
+    (COMPLETIONS, "service_tier", {"service_tier": "flex"}),
+    (COMPLETIONS, "priority", {"priority": 1}),
+    (COMPLETIONS, "max_completion_tokens", {"max_completion_tokens": 3}),
+    (CHATS, "tools", {"tools": [{"type": "function"}]}),
+    (CHATS, "tool_choice", {"tool_choice": "auto"}),
+    (CHATS, "response_format", {"response_format": {"type": "json_object"}}),
+    (CHATS, "chat_template", {"chat_template": "x"}),
+    (CHATS, "messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    (CHATS, "messages[0].name", {"messages": [{**CHAT[0], "name": "x"}]}),
+    (CHATS, "messages[0].content[1].type", {"messages": [parts(TEXT, {"type": "image_url"})]}),
+    (CHATS, "echo", {"echo": True}),
+    (COMPLETIONS, "top_logprobs", {"top_logprobs": 1}),
+    (COMPLETIONS, "add_generation_prompt", {"add_generation_prompt": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "param", "fields"), NOT_YET, ids=repr)
+async def test_what_is_not_honoured_is_refused_never_ignored(house, path, param, fields) -> None:
+    base: dict[str, Any] = {"prompt": "Hi"} if path == COMPLETIONS else {"messages": CHAT}
+    status, told, code, message = await refused(house, path, base | fields)
+    assert (status, told, code) == (400, param, "unsupported_parameter")
+    assert "not supported" in message or "belongs to" in message
+
+
+NEUTRAL = [
+    {"n": 1, "best_of": 1, "logprobs": None, "suffix": None, "user": "x", "service_tier": "auto"},
+    {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "stop": None},
+    {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "suffix": ""},
+    {"messages": None, "max_completion_tokens": None, "functions": None, "audio": None},
+    {"store": False, "metadata": {}, "seed": None, "stream_options": None},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=repr)
+async def test_what_asks_for_nothing_is_taken(house: House, fields: dict[str, Any]) -> None:
+    assert (await house.complete(**fields))["choices"][0]["text"] == "ok"

@@ -1,0 +1,51 @@
+"""/openapi.json and the server agree: schemathesis reads the one and asks the other.
+
+All its checks are on but one: `positive_data_acceptance` is replaced by ours, which knows the rules
+between fields that a schema cannot say, and lets nothing else pass (`openapi_checks.py`).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stack.stack import fetch, start, until
+
+pytestmark = pytest.mark.stack
+
+CHECKS = str(Path(__file__).with_name("openapi_checks.py"))
+KEY = "sk-for-schemathesis"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    stack = start(
+        tmp_path_factory.mktemp("openapi"), "--model", "toy", "--num-gpu-blocks-override", "64",
+        "--max-model-len", "512", "--api-key", KEY,
+    )  # fmt: skip
+    yield stack
+    stack.stop()
+
+
+def test_what_the_document_says_is_what_the_server_does(toy, tmp_path) -> None:
+    run = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", toy.url + "/openapi.json",
+            "--header", f"Authorization: Bearer {KEY}",
+            "--checks", "all", "--exclude-checks", "positive_data_acceptance",
+            "--mode", "all", "--phases", "coverage,fuzzing", "--max-examples", "25",
+            "--generation-deterministic", "--no-color",
+        ],
+        env={**os.environ, "SCHEMATHESIS_HOOKS": CHECKS},
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert "Tested: 11" in run.stdout, run.stdout[-3000:]
+
+
+def test_nothing_of_all_that_is_left(toy) -> None:
+    until(toy.is_idle, "idle")
+    assert toy.blocks()["free"] == 64
+    assert fetch(toy.url + "/health/ready")[0] == 200
