@@ -56,6 +56,12 @@ class Counters:
     executor_losses: int = 0
     resent_runs: int = 0
 
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Tokens found in the prefix cache as a share of those looked up, 0 to 1."""
+        queries = self.prefix_cache_queries
+        return self.prefix_cache_hits / queries if queries else 0.0
+
     def tokens(self) -> tuple[int, int]:
         """(prompt tokens, generated tokens) so far: two of them make a throughput."""
         return self.prompt_tokens, self.generation_tokens

@@ -47,7 +47,7 @@ class Growth:
             if failed is not None:
                 return Finish.broken(failed.message, failed.code)
         error = ""
-        if score is not None and sequence.finish is None:
+        if score is not None:  # the prompt is everybody's, even if who computed it has ended
             error = self._take_scores(request, sequence, score)
         for drawn in draws:
             if drawn.finish is None and not error:
@@ -84,7 +84,8 @@ class Growth:
         if error := self._flaw_of_scores(scored, score):
             return error
         if scored is not None:
-            request.add_scores(scored.logprobs)
+            have = len(request.prompt_logprobs) - scored.first_position
+            request.add_scores(scored.logprobs[max(have, 0) :])  # some may be here already
         request.num_losses = 0
         if not request.num_unscored and not request.max_tokens:
             self._count_prompt(request)

@@ -221,7 +221,6 @@ class Holdings:
         if prefix is None or table.num_known >= num_full or sequence.table is not table:
             return
         hashes = prefix.hashes(sequence, self._root(row.request), num_full)
-        pool = self.allocator.pool
         for at in range(table.num_known, num_full):
             content, own = hashes[at], table.block_ids[at]
             if at < table.num_expected:
@@ -230,11 +229,21 @@ class Holdings:
             if known is None:
                 prefix.add(content, own)
             elif known != own:
-                pool.share(known)
-                table.point(at, known)
-                pool.release(own, table.last_step)
+                self._point_all(row.request, table, at, known)
         table.num_known = num_full
         table.num_expected = max(table.num_expected, num_full)
+
+    def _point_all(self, request: Request, table: BlockTable, at: int, known: BlockId) -> None:
+        """Point this table to the block that is known, and those that share its own with it."""
+        own, pool = table.block_ids[at], self.allocator.pool
+        tables = [table]
+        if len(request.sequences) > 1:
+            tables = [one.table for one in request.live_sequences if one.table is not None]
+        for one in tables:
+            if at < len(one) and one.block_ids[at] == own:
+                pool.share(known)
+                one.point(at, known)
+                pool.release(own, one.last_step)
 
     def _root(self, request: Request) -> bytes:
         if not request.root:

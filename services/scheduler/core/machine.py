@@ -106,7 +106,7 @@ class Scheduler:
 
     @property
     def prefix_evictions(self) -> int:
-        """Blocks whose known content gave way to something else, of this executor's life."""
+        """Blocks whose known content gave way to something else, so far."""
         return self.steps.num_evictions
 
     # ----------------------------------------------------------------- the one way in

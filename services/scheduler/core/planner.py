@@ -62,6 +62,7 @@ class Planner:
         self._max_running = max_running
         self._max_scored_tokens = max_scored_tokens
         self._watermark_blocks = int(watermark * self._pool.num_blocks)
+        self._told_before = 0
 
     @property
     def has_suspect(self) -> bool:
@@ -78,6 +79,7 @@ class Planner:
         """
         before_step = step_id if oldest is None else oldest
         self._holdings.settle(before_step)
+        self._told_before = self._giving_way.num_told
         while True:
             before = self._giving_way.num_told
             draft = self._walk(step_id, is_idle=oldest is None)
@@ -119,11 +121,16 @@ class Planner:
             reserved=sum(self._holdings.to_come(r) for r in running if r.is_protected),
         )
         self._go_on(draft, live, is_idle)
-        if suspect is None and not self._giving_way.num_told:
+        if suspect is None and not self._has_somebody_given_way:
             self._return_swapped(draft, is_idle)
             if not self._book.swapped:
                 self._start_waiting(draft)
         return draft
+
+    @property
+    def _has_somebody_given_way(self) -> bool:
+        """In this round of planning: then nobody comes back or starts in it."""
+        return self._giving_way.num_told > self._told_before
 
     def _num_running(self, running: list[Request]) -> int:
         return sum([len(r.sequences) if len(r.sequences) == 1 else r.num_live for r in running])
@@ -290,7 +297,7 @@ class Planner:
     def _is_suspect_next(self) -> bool:
         """Whether everybody else pauses because a suspect can start now."""
         book = self._book
-        if self._giving_way.num_told or book.swapped or not book.waiting:
+        if self._has_somebody_given_way or book.swapped or not book.waiting:
             return False
         request = book.waiting.first
         if not request.is_suspect:

@@ -65,6 +65,7 @@ class Steps:
         self._planner: Planner | None = None
         self._costs: MachineCosts | None = None
         self._step_id = 0
+        self._past_evictions = 0
         self.holdings: Holdings | None = None
         """Of the last executor that joined; all free while there is none."""
         self.in_flight: deque[SentPlan] = deque()
@@ -86,10 +87,11 @@ class Steps:
     def num_evictions(self) -> int:
         """Blocks of the prefix cache that were handed out for something else."""
         prefix = self.holdings.prefix if self.holdings is not None else None
-        return prefix.evictions if prefix is not None else 0
+        return self._past_evictions + (prefix.evictions if prefix is not None else 0)
 
     def join(self, ready: ExecutorReady) -> None:
         """An executor with empty pools takes plans from now on."""
+        self._past_evictions = self.num_evictions
         allocator = self._make_allocator(ready.num_gpu_blocks, ready.block_size)
         prefix = None
         if self._config.enable_prefix_caching:

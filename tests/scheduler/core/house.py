@@ -106,12 +106,22 @@ class House:
                     assert self.executor is not None, "a plan without an executor"
                     assert plan.boot == BOOT
                     assert not self.plans or plan.step_id == self.plans[-1].step_id + 1
+                    self._check_previous(plan)
                     self.plans.append(plan)
                     self.in_flight.append(plan)
                 case Reply(gateway, message):
                     self.gateways[gateway].hear(message)
         check_laws(self.core)
         return commands
+
+    def _check_previous(self, plan):
+        """PREVIOUS stands where the plan before draws, and nowhere else."""
+        before = self.plans[-1].rows if self.plans else ()
+        drawn = {ask.sequence_id for row in before for ask in row.samples}
+        goes_on = {row.sequence_id for row in plan.rows if row.token_ids[-1] == PREVIOUS}
+        assert goes_on <= drawn, "PREVIOUS, and the plan before draws nothing for it"
+        assert not goes_on or self.plans[-1].step_id == plan.step_id - 1
+        assert not any(PREVIOUS in row.token_ids[:-1] for row in plan.rows)
 
     def later(self, seconds=0.001):
         self.now += seconds

@@ -173,7 +173,9 @@ class Walker:
             for request in self.house.core.book:
                 if request.num_losses >= 2:
                     self.may_fail.add(request.request_id)
-            self.house.results += map(self.house.executor.run, self.house.in_flight)
+            for plan in self.house.in_flight:
+                if not self.house.executor.lacks(plan):
+                    self.house.results.append(self.house.executor.run(plan))
             self.house.lose_executor()
             self.happened["executor lost"] += 1
 
