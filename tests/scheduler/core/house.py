@@ -27,6 +27,7 @@ from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from shared.geometry import ModelShape
 from shared.ids import Boot, RequestId
 from shared.messages import (
+    PREVIOUS,
     Attach,
     Cancel,
     CancelReason,
