@@ -33,9 +33,7 @@ def stream(typing: Any, source: Any, destination: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         read = builder.load(pointer(builder, arguments[0], _VECTOR), align=8)
-        store = builder.store(
-            read, pointer(builder, arguments[1], _VECTOR), align=COPY_VECTOR
-        )
+        store = builder.store(read, pointer(builder, arguments[1], _VECTOR), align=COPY_VECTOR)
         once = builder.module.add_metadata([ir.Constant(I32, 1)])
         store.set_metadata("nontemporal", once)
         return context.get_dummy_value()

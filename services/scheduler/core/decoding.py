@@ -54,13 +54,13 @@ class Sample:
 
     def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
         """One draw. Before `min_tokens` no token that would end the sequence may be drawn."""
-        free = self._free_asks.get(sequence.sequence_id)
-        if free is not None:
-            return free
-        is_free = sequence.num_drawn >= self._params.min_tokens
-        asks = (self._ask(sequence, () if is_free else self._banned),)
-        if is_free and not self._needs_history:  # the same at every step from here on
-            self._free_asks[sequence.sequence_id] = asks
+        if sequence.num_drawn < self._params.min_tokens:
+            return (self._ask(sequence, self._banned),)
+        asks = self._free_asks.get(sequence.sequence_id)
+        if asks is None:
+            asks = (self._ask(sequence, ()),)
+            if not self._needs_history:  # the same at every step from here on
+                self._free_asks[sequence.sequence_id] = asks
         return asks
 
     def _ask(self, sequence: Sequence, banned_ids: Ids) -> messages.Sample:

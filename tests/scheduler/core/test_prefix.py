@@ -1,4 +1,4 @@
-"""The prefix cache: what is found again, by whom, when it is lost, and that it changes no answer."""
+"""The prefix cache: what is found, by whom, when it is lost, and that it changes no answer."""
 
 import pytest
 
