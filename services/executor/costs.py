@@ -14,7 +14,7 @@ from services.executor.batch import flatten, pack
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from shared.geometry import blocks_in
-from shared.ids import SequenceId
+from shared.ids import BlockId, SequenceId
 from shared.messages import Costs, Move, Row
 
 SCRATCH_BYTES: Final = 48 * 2**20
@@ -48,17 +48,21 @@ def _copy_rate(model: DecoderModel, block_size: int, block_bytes: int) -> float:
     for pool in (pools.gpu, pools.cpu):
         pool.zero_()  # pages that were never written are no memory yet: copies from them are free
     places = np.random.default_rng(0).permutation(num_blocks).tolist()
-    pools.swap_out((Move(0, 0),))  # the first one wakes threads
+    pools.swap_out((_move(0, 0),))  # the first one wakes threads
     rates, first = [], 0
     for count in (count for count in COUNTS if count <= num_blocks):
         for move in (pools.swap_out, pools.swap_in):
             chosen = [places[(first + i) % num_blocks] for i in range(count)]
-            moves = [Move(block, num_blocks - 1 - block) for block in chosen]
+            moves = [_move(block, num_blocks - 1 - block) for block in chosen]
             began = time.perf_counter()
             move(moves)
             rates.append(count * block_bytes / (time.perf_counter() - began))
             first += count
     return statistics.median(rates)
+
+
+def _move(source: int, destination: int) -> Move:
+    return Move(BlockId(source), BlockId(destination))
 
 
 def _prefill_rate(model: DecoderModel, block_size: int, max_model_len: int) -> float:

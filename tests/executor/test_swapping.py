@@ -80,7 +80,7 @@ def test_a_cache_that_left_and_came_back_gives_the_same_bits(tiny, dtype, block_
     table, moved, dice = list(range(NUM_BLOCKS)), 0, np.random.default_rng(block_size)
     moves = {}
     for (first, end), wanted in zip(pairwise(CUTS), expected, strict=True):
-        logits, result = watched.run(part(first, end, table, block_size), **moves)
+        logits, _ = watched.run(part(first, end, table, block_size), **moves)
         assert torch.equal(logits, wanted)  # bit by bit
         assert bool(moves) == (moved > 0)
         held = -(-end // block_size)

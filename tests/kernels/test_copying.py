@@ -65,7 +65,7 @@ def test_what_would_write_anywhere_is_refused(pairs: list[list[float]], why: str
 def test_pools_that_differ_are_refused() -> None:
     kernels, pairs = CpuKernels(torch.float32), torch.tensor([[0, 0]])
     pool = random_bytes(4, 64, 0, 1)
-    with pytest.raises(ValueError, match="a block of torch.uint8 \\(64,\\) is none of"):
+    with pytest.raises(ValueError, match=r"a block of torch.uint8 \(64,\) is none of"):
         kernels.copy_blocks(pool, random_bytes(4, 32, 0, 1), pairs)
     with pytest.raises(ValueError, match="contiguous"):
         kernels.copy_blocks(pool[::2], pool, pairs)
