@@ -11,12 +11,21 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
+class PromptTokens(_Form):
+    """What was not computed again."""
+
+    cached_tokens: int = Field(description="of the prompts; 0 if none was found in the cache")
+
+
 class Usage(_Form):
-    """Tokens read and generated; an answer's end at its stop string."""
+    """Tokens read, each prompt once, and generated, by all answers, each to its stop string."""
 
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int = Field(description="with best_of also those of answers not told")
     total_tokens: int
+    prompt_tokens_details: PromptTokens = Field(
+        description="in a stream only beside the empty choices at its end"
+    )
 
 
 class RankedLogprob(_Form):

@@ -137,7 +137,7 @@ class Telling:
             for number, delivery in enumerate(deliveries):
                 self._deliver(number, delivery, turn, is_last=turn == turns)
                 told.frames += parse(self._news(number))
-        told.frames += parse(self._events.closing())
+        told.frames += parse(self._events.usage(0))
         return told
 
     def in_one_piece(self, deliveries: Sequence[Delivery]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Telling:
             for piece in self.streams[number].take():
                 self.progress.feed(self.progress.index_of(number, piece), piece)
         of_prompts = [stream.prompt_logprobs for stream in self.streams]
-        whole = WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts)
+        whole = WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts, 0)
         answer: dict[str, Any] = json.loads(whole.json())
         return answer
 

@@ -147,7 +147,7 @@ class Steps:
         planner, oldest = self._planner, self._oldest
         if planner is None or len(self.in_flight) >= self._config.plans_in_flight:
             return None
-        if oldest is not None and planner.has_suspect:
+        if oldest is not None and (self.in_flight[-1].is_doubtful or planner.has_suspect):
             return None
         if not (self._book.running or self._book.waiting or self._book.swapped):
             return None
@@ -186,7 +186,8 @@ class Steps:
 
         Who was swapped out by it, and who has a row in it and was not ended for it, computes all
         again. The plan that was made after it may be refused for what this one did not draw: it is
-        doubtful, and whoever has a row in it computes all again if it is.
+        doubtful, nothing is planned on top of it, and whoever has a row in it computes all again
+        if it is.
         """
         for request in dict.fromkeys((*refused.swapped_out, *refused.requests)):
             for sent in self.in_flight:
