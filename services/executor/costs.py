@@ -17,7 +17,7 @@ from shared.geometry import blocks_in
 from shared.ids import BlockId, SequenceId
 from shared.messages import Costs, Move, Row
 
-SCRATCH_BYTES: Final = 48 * 2**20
+SCRATCH_BYTES: Final = 32 * 2**20
 """Of each pool: more than the processor's caches hold, so that memory is measured."""
 MOST_BLOCKS: Final = 1024
 """Of each pool, where blocks are small."""
