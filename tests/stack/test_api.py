@@ -406,7 +406,8 @@ def test_tokens_and_logprobs_of_a_stream_are_those_of_the_whole(server):
 @pytest.mark.parametrize(
     ("wish", "param"),
     [
-        ({"n": 2}, "n"), ({"best_of": 2}, "best_of"), ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 129}, "n"), ({"n": 2, "temperature": 0}, "n"),
+        ({"best_of": 2, "stream": True}, "best_of"), ({"max_tokens": 0}, "max_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"suffix": "x"}, "suffix"), ({"logprobs": 21}, "logprobs"), ({"top_p": 0}, "top_p"),
         ({"logit_bias": {"1": 101}}, "logit_bias"), ({"presence_penalty": 3}, "presence_penalty"),

@@ -38,7 +38,7 @@ def nothing_is_left(toy):
     """After every test the pool is as it was and the server is well."""
     yield
     until(toy.is_idle, f"idle: {toy.blocks()} {toy.log.read_text()[-2000:]}")
-    assert toy.blocks()["free"] == NUM_BLOCKS
+    assert toy.unheld() == NUM_BLOCKS
     assert fetch(toy.url + "/health/ready")[0] == 200
 
 
@@ -195,14 +195,14 @@ BAD = [
     ({"prompt": "x", "top_k": -7}, "top_k"),
     ({"prompt": "x", "min_p": 2}, "min_p"),
     ({"prompt": "x", "seed": 2**64}, "seed"),
-    ({"prompt": "x", "n": 2}, "n"),
+    ({"prompt": "x", "n": 129}, "n"),
     ({"prompt": "x", "n": 0}, "n"),
     ({"prompt": "x", "stop": ""}, "stop"),
     ({"prompt": "x", "stop": [5]}, "stop"),
     ({"prompt": "x", "stop_token_ids": [99999]}, "stop_token_ids"),
     ({"prompt": "x", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias"),
-    ({"prompt": "x", "best_of": 2}, "best_of"),
+    ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
     ({"prompt": "x", "no_such_field": 1}, "no_such_field"),
     ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "x", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
