@@ -45,6 +45,7 @@ class Sample:
     def __init__(self, params: SamplingParams, eos_token_ids: Ids) -> None:
         self._params = params
         self._needs_history = params.draw.needs_history
+        self._min_tokens = params.min_tokens
         stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids.update(eos_token_ids)
@@ -54,7 +55,7 @@ class Sample:
 
     def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
         """One draw. Before `min_tokens` no token that would end the sequence may be drawn."""
-        if sequence.num_drawn < self._params.min_tokens:
+        if self._min_tokens and sequence.num_drawn < self._min_tokens:
             return (self._ask(sequence, self._banned),)
         asks = self._free_asks.get(sequence.sequence_id)
         if asks is None:

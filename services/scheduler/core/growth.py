@@ -56,18 +56,20 @@ class Growth:
 
     def _take_token(self, request: Request, sequence: Sequence) -> str:
         sampled = self._sampled.get(sequence.sequence_id)
-        if sampled is None or sampled.token_id is None:
+        token_id = None if sampled is None else sampled.token_id
+        if sampled is None or token_id is None:
             return "the executor drew no token for it"
-        if not 0 <= sampled.token_id < self._vocab_size:
-            return f"the executor drew token id {sampled.token_id} of {self._vocab_size}"
+        if not 0 <= token_id < self._vocab_size:
+            return f"the executor drew token id {token_id} of {self._vocab_size}"
         num_top = request.submit.sampling.logprobs
         if num_top is not None and (error := self._keep_logprobs(sequence, sampled, num_top)):
             return error
-        sequence.generated.append(sampled.token_id)
+        sequence.generated.append(token_id)
         self._counters.generation_tokens += 1
         request.is_protected = False
         request.num_losses = 0
-        self._count_prompt(request)
+        if not request.was_prompt_counted:
+            self._count_prompt(request)
         self._streams.grew(request, sequence)
         return ""
 
@@ -88,7 +90,8 @@ class Growth:
             request.add_scores(scored.logprobs[max(have, 0) :])  # some may be here already
         request.num_losses = 0
         if not request.num_unscored and not request.max_tokens:
-            self._count_prompt(request)
+            if not request.was_prompt_counted:
+                self._count_prompt(request)
             self._streams.scored(request)
         return ""
 
@@ -119,6 +122,5 @@ class Growth:
         return ""
 
     def _count_prompt(self, request: Request) -> None:
-        if not request.was_prompt_counted:
-            request.was_prompt_counted = True
-            self._counters.prompt_tokens += len(request.submit.prompt)
+        request.was_prompt_counted = True
+        self._counters.prompt_tokens += len(request.submit.prompt)

@@ -66,11 +66,13 @@ class Holdings:
                 need += self._beyond(sequence, self._num_common(sequence))
         return need + _copies(writers, self.cpu.pool)
 
-    def to_grow(self, asked: list[tuple[BlockTable, int]]) -> int:
+    def to_grow(self, asked: list[tuple[BlockTable | None, int]]) -> int:
         """Blocks that the tables of one request take for so many more places each."""
         writers: Counter[BlockId] = Counter()
         need = 0
         for table, num_places in asked:
+            if table is None:
+                continue
             need += blocks_in(table.num_filled + num_places, self._block_size) - len(table)
             if table.num_empty and num_places:
                 writers[table.block_ids[-1]] += 1

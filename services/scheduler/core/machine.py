@@ -175,17 +175,18 @@ class Scheduler:
             raise InvariantBroken("a plan was in flight before any model was known")
         self.steps.learn(sent, result.timings)
         growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
-        due = self._endings.due
+        due, block_size = self._endings.due, self._limits.block_size
         endings: list[tuple[Request, Sequence | None, Finish]] = []
         for row in sent.rows.values():
             request = row.request
-            if not request.is_live:
+            if request.status is Status.FINISHED:
                 continue  # it ended while the plan ran; what was drawn is not wanted
             flaw = growth.grow(row)
             if flaw is not None:
                 endings.append((request, None, flaw))
                 continue
-            self.steps.landed(row)
+            if row.last // block_size > row.table.num_known:
+                self.steps.landed(row)
             grown = row.draws if request.max_tokens else request.live_sequences
             for sequence in grown:
                 if sequence.finish is None and (finish := due(request, sequence)):

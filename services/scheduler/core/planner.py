@@ -100,28 +100,33 @@ class Planner:
         self._counters.swap_in_blocks += len(draft.swap_in)
 
     def _walk(self, step_id: int, *, is_idle: bool) -> Draft:
-        running = going_on = list(self._book.running)
-        suspect = next((request for request in running if request.is_suspect), None)
-        if suspect is not None:
-            going_on = [suspect]
+        running = [(request, request.live_sequences) for request in self._book.running]
+        going_on = running
+        suspects = [pair for pair in running if pair[0].num_losses and pair[0].is_suspect]
+        if suspects:
+            going_on = suspects[:1]
         elif self._is_suspect_next():
             going_on = []
-        live = [(request, request.live_sequences) for request in going_on]
-        placing = [
-            sequence
-            for _, sequences in live
-            for sequence in sequences
-            if sequence.table is not None
-        ]
+        asking = [(request, _asking(sequences)) for request, sequences in going_on]
         draft = Draft(
             step_id,
-            self._batching.open(placing),
+            self._batching.open([wanted for _, asked in asking for _, wanted in asked]),
             self._max_scored_tokens,
-            num_running=self._num_running(running),
-            reserved=sum(self._holdings.to_come(r) for r in running if r.is_protected),
+            num_running=sum([len(sequences) for _, sequences in running]),
+            reserved=sum([self._holdings.to_come(r) for r, _ in running if r.is_protected]),
         )
-        self._go_on(draft, live, is_idle)
-        if suspect is None and not self._has_somebody_given_way:
+        grant, place = draft.shares.grant, self._rows.place
+        for request, asked in asking:
+            if request.status is not Status.RUNNING:
+                continue  # it gave way to one before it
+            if len(asked) > 1 or request.num_unscored:
+                self._go_on(draft, request, asked, is_idle)
+                continue
+            for sequence, wanted in asked:  # nearly always: one sequence, one token
+                granted = grant(wanted)
+                if granted and not place(draft, request, sequence, granted):
+                    self._make_room(draft, request, 1, is_idle)
+        if not suspects and not self._has_somebody_given_way:
             self._return_swapped(draft, is_idle)
             if not self._book.swapped:
                 self._start_waiting(draft)
@@ -132,53 +137,31 @@ class Planner:
         """In this round of planning: then nobody comes back or starts in it."""
         return self._giving_way.num_told > self._told_before
 
-    def _num_running(self, running: list[Request]) -> int:
-        return sum([len(r.sequences) if len(r.sequences) == 1 else r.num_live for r in running])
-
     # ----------------------------------------------------------------- those who run
 
     def _go_on(
-        self,
-        draft: Draft,
-        going_on: list[tuple[Request, tuple[Sequence, ...]]],
-        is_idle: bool,
+        self, draft: Draft, request: Request, asked: list[tuple[Sequence, int]], is_idle: bool
     ) -> None:
-        """Oldest first, so whoever gives way comes later in the walk and has no row yet."""
-        for request, live in going_on:
-            if request.status is not Status.RUNNING:
-                continue  # it gave way to one before it
-            if len(live) == 1:
-                sequence = live[0]
-                granted = self._grant(draft, request, sequence)
-                if granted and not self._rows.place(draft, request, sequence, granted):
-                    self._make_room(draft, request, 1, is_idle)
-            else:
-                self._go_on_together(draft, request, live, is_idle)
+        """Places for what each sequence may compute: for all of them, or none if room is short.
 
-    def _go_on_together(
-        self, draft: Draft, request: Request, live: tuple[Sequence, ...], is_idle: bool
-    ) -> None:
-        """All sequences of a request that hold tables, or none if there is no room for all."""
-        asking = [sequence for sequence in live if sequence.table is not None]
-        granted = [self._grant(draft, request, sequence) for sequence in asking]
-        if len(asking) > 1:
-            asked = [
-                (sequence.table, num_places)
-                for sequence, num_places in zip(asking, granted, strict=True)
-                if sequence.table is not None and num_places
-            ]
-            need = self._holdings.to_grow(asked)
+        Requests come oldest first, so whoever gives way comes later and has no row yet.
+        """
+        granted = [self._grant(draft, request, sequence, wanted) for sequence, wanted in asked]
+        if len(asked) > 1:
+            need = self._holdings.to_grow(
+                [(one.table, num) for (one, _), num in zip(asked, granted, strict=True) if num]
+            )
             room = self._rows.room(draft, request)
             if need > room:
                 self._make_room(draft, request, need - room, is_idle)
                 return
-        for sequence, num_places in zip(asking, granted, strict=True):
+        for (sequence, _), num_places in zip(asked, granted, strict=True):
             if num_places and not self._rows.place(draft, request, sequence, num_places):
                 self._make_room(draft, request, 1, is_idle)
                 return
 
-    def _grant(self, draft: Draft, request: Request, sequence: Sequence) -> int:
-        granted = draft.shares.grant(sequence)
+    def _grant(self, draft: Draft, request: Request, sequence: Sequence, wanted: int) -> int:
+        granted = draft.shares.grant(wanted)
         if request.num_unscored:
             granted = self._rows.scorable(draft, request, sequence, granted)
         return granted
@@ -271,7 +254,7 @@ class Planner:
         self._place_new(draft, request, lead)
 
     def _place_new(self, draft: Draft, request: Request, sequence: Sequence) -> None:
-        granted = draft.shares.grant_new(sequence)
+        granted = draft.shares.grant_new(sequence.num_to_compute)
         if request.num_unscored:
             granted = self._rows.scorable(draft, request, sequence, granted)
         if granted:
@@ -302,9 +285,16 @@ class Planner:
         request = book.waiting.first
         if not request.is_suspect:
             return False
-        num_running = self._num_running(list(book.running))
+        num_running = sum(request.num_live for request in book.running)
         return self._hits_if_it_can_start(request, self._promised(), num_running) is not None
 
     def _promised(self) -> int:
         """Blocks that those who run need for tokens known but not yet placed."""
         return sum(map(self._holdings.to_come, self._book.running))
+
+
+def _asking(sequences: tuple[Sequence, ...]) -> list[tuple[Sequence, int]]:
+    """Those that hold tables, and how many tokens each could compute now."""
+    if len(sequences) == 1:
+        return [(sequences[0], sequences[0].num_to_compute)]
+    return [(one, one.num_to_compute) for one in sequences if one.table is not None]

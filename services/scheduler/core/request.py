@@ -77,6 +77,9 @@ class Request:
     @property
     def live_sequences(self) -> tuple[Sequence, ...]:
         """Those that still grow."""
+        sequences = self.sequences
+        if len(sequences) == 1 and sequences[0].finish is None:
+            return sequences  # of nearly all requests
         return tuple([sequence for sequence in self.sequences if sequence.finish is None])
 
     @property

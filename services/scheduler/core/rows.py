@@ -44,20 +44,21 @@ class Rows:
         num_tokens = len(sequence.prompt) + len(sequence.generated) + sequence.ahead
         draws: tuple[Sequence, ...] = ()
         samples: tuple[Sample, ...] = ()
-        if last == num_tokens:
+        if last < num_tokens:
+            pass  # there is more of it to come
+        elif len(request.sequences) == 1:
+            samples = request.decoding.asks(sequence)
+            if samples:
+                draws = request.sequences
+        else:
             draws, samples = self._draws(request, sequence)
-        row = Row(
-            sequence.sequence_id,
-            sequence.token_ids(first, last),
-            first,
-            table.row,
-            samples,
-            self._score(draft, request, sequence, first, last) if request.num_unscored else None,
-        )
-        (draft.decodes if first == num_tokens - 1 else draft.prompts).append(row)
+        score = self._score(draft, request, sequence, first, last) if request.num_unscored else None
+        sequence_id, token_ids = sequence.sequence_id, sequence.token_ids(first, last)
+        row = Row(sequence_id, token_ids, first, table.row, samples, score)
+        (draft.prompts if first < num_tokens - 1 else draft.decodes).append(row)
         if copies:
             draft.copies += copies
-        draft.sent[sequence.sequence_id] = SentRow(request, sequence, table, last, draws, row.score)
+        draft.sent[sequence_id] = SentRow(request, sequence, table, last, draws, score)
         self._counters.computed_tokens += num_placed
         if sequence.num_lost > first:
             draft.num_again += min(last, sequence.num_lost) - first
@@ -78,7 +79,7 @@ class Rows:
     ) -> tuple[tuple[Sequence, ...], tuple[Sample, ...]]:
         """One draw; or one for each sequence, if this row ends the prompt that all have."""
         asks = request.decoding.asks
-        if len(request.sequences) > 1 and not sequence.num_drawn:
+        if not sequence.num_drawn:
             live = request.live_sequences
             if len(live) > 1 and live[1].table is None and is_joint(live):
                 samples = tuple(sample for one in live for sample in asks(one))

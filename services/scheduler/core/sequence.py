@@ -89,19 +89,23 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         """Tokens that have no place yet: 1 for a decode, more for a prompt."""
-        wanted = len(self.prompt) + len(self.generated) + self.ahead  # read twice a row and step
-        if wanted > self.goal:
-            wanted = self.goal
-        return wanted - (self.table.num_filled if self.table is not None else 0)
+        table, goal = self.table, self.goal  # read twice a row and step
+        wanted = len(self.prompt) + len(self.generated) + self.ahead
+        if wanted > goal:
+            wanted = goal
+        return wanted - table.num_filled if table is not None else wanted
 
     def token_ids(self, first: int, last: int) -> Ids:
         """Tokens at positions first .. last - 1. Costs only their number.
 
         A place beyond the tokens known is PREVIOUS: what the plan before draws.
         """
-        split = len(self.prompt)
-        if last > split + len(self.generated):
-            return (*self.token_ids(first, split + len(self.generated)), PREVIOUS)
+        split, generated = len(self.prompt), self.generated
+        num_known = split + len(generated)
+        if first == num_known - 1 and generated and last == num_known:
+            return (generated[-1],)  # nearly always
+        if last > num_known:
+            return (*self.token_ids(first, num_known), PREVIOUS)
         if first >= split:
             return tuple(self.generated[first - split : last - split])
         if last <= split:

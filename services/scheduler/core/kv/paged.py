@@ -44,8 +44,9 @@ class PagedAllocator:
         A partly filled last block that others share is copied before it is written to: the table
         gets a block of its own (copy-on-write, figure 8).
         """
-        num_empty = table.num_empty
-        if 0 < num_places <= num_empty and self.pool.ref_count(table.block_ids[-1]) == 1:
+        block_ids = table.block_ids
+        num_empty = len(block_ids) * self.block_size - table.num_filled
+        if 0 < num_places <= num_empty and self.pool.ref_count(block_ids[-1]) == 1:
             table.num_filled += num_places  # most decodes
             return Appended(num_places)
         left = self.pool.num_available

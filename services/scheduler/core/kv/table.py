@@ -37,10 +37,9 @@ class BlockTable:
     @property
     def row(self) -> tuple[BlockId, ...]:
         """The block ids as a plan wants them; made anew only when they have changed."""
-        row = self._row
-        if len(row) != len(self.block_ids):
-            row = self._row = tuple(self.block_ids)
-        return row
+        if len(self._row) != len(self.block_ids):
+            self._row = tuple(self.block_ids)
+        return self._row
 
     def filled(self, logical_block: int) -> int:
         """Filled places of one logical block (the paper's "# filled").
