@@ -42,6 +42,11 @@ def nothing_is_left(toy):
     assert fetch(toy.url + "/health/ready")[0] == 200
 
 
+def preemptions(stack):
+    metrics = stack.metrics()
+    return sum(metrics[f'preemptions_total{{mode="{mode}"}}'] for mode in ("swap", "recompute"))
+
+
 def solo(stack, prompt, num_tokens):
     answer = complete(stack, prompt=prompt, max_tokens=num_tokens, **GREEDY)
     assert answer["usage"]["completion_tokens"] == num_tokens
@@ -57,12 +62,12 @@ def test_streamed_and_whole_answers_are_the_same(toy):
 def test_many_at_once_answer_as_if_alone_though_blocks_run_out(toy):
     prompts = [f"{number} bottles of beer on the wall" for number in range(24)]
     alone = [solo(toy, prompt, 100) for prompt in prompts]
-    before = toy.metrics()['preemptions_total{mode="recompute"}']
+    before = preemptions(toy)
     with ThreadPoolExecutor(24) as pool:
         together = list(pool.map(lambda prompt: solo(toy, prompt, 100), prompts))
     assert together == alone
     # 24 x (32 + 100) tokens are 216 blocks and more; there are 64: some gave way.
-    assert toy.metrics()['preemptions_total{mode="recompute"}'] > before
+    assert preemptions(toy) > before
 
 
 def test_three_hundred_streams_cut_after_three_tokens_leave_nothing(toy):  # R22
