@@ -202,7 +202,7 @@ class Desk:
     # ----------------------------------------------------------------- giving up, going on
 
     def cancelled(self, event: CancelRequested) -> None:
-        """CLIENT_GONE: forgotten in silence. STOP_STRING: ended, and `Finished` says so."""
+        """CLIENT_GONE: ended in silence, and forgotten whole. STOP_STRING: `Finished` says so."""
         cancel = event.cancel
         self._lobby.cancel(event)
         request = self._own(event.gateway, cancel.request_id)
@@ -221,6 +221,9 @@ class Desk:
                     self._streams.ended(request, sequence)
         elif len(chosen) == len(request.sequences):
             self._endings.forget(request, event.at)
+        else:
+            for sequence in chosen:
+                self._endings.give_up(request, sequence, event.at)
 
     def done(self, event: RequestDone) -> None:
         """Everything has reached the client; a log, or even a live request, may go."""

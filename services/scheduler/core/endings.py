@@ -39,6 +39,11 @@ class Endings:
         for sequence in request.live_sequences:
             self.end(request, sequence, finish, at)
 
+    def give_up(self, request: Request, sequence: Sequence, at: float) -> None:
+        """Nobody wants to hear of this sequence again; the others of its request go on."""
+        if sequence.finish is None:
+            self._close(request, sequence, Finish(FinishReason.ABORT), at)
+
     def forget(self, request: Request, at: float) -> None:
         """Nobody wants to hear of this request again: end it in silence, drop its log."""
         for sequence in request.live_sequences:

@@ -322,3 +322,29 @@ def test_a_gateway_that_missed_something_of_one_answer_gets_it_again(build):
     assert finishes(house, "A") == [FinishReason.LENGTH] * 2
     house.cancel("A", CancelReason.STOP_STRING, 1)
     assert house.replies(Finished)[0].sequence == 1
+
+
+@pytest.mark.parametrize("reason", list(CancelReason))
+def test_one_answer_of_a_request_that_is_not_even_checked_is_given_up(build, reason):
+    house = build(64, 4, join=False)
+    house.submit("A", prompt=5, max_tokens=6, n=3, ignore_eos=True)
+    house.cancel("A", reason, 1)
+    house.join()
+    house.run()
+    solos = house.solos("A")
+    assert house.answers("A") == [solos[0], (), solos[2]]
+
+
+def test_a_client_that_wants_one_answer_less_is_told_nothing_more_of_it(build):
+    house = build(64, 4)
+    house.submit("A", prompt=8, max_tokens=9, n=3, ignore_eos=True)
+    house.step(2)
+    used = house.core.usage().num_used
+    house.cancel("A", CancelReason.CLIENT_GONE, 2)
+    assert house.commands == []
+    house.step()
+    assert house.core.usage().num_used == used - 1
+    house.run()
+    assert house.answers("A") == [*house.solos("A")[:2], house.solo("A", index=2)[:2]]
+    assert house.finish("A", index=2) is None
+    assert house.status("A") is Status.FINISHED
