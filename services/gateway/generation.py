@@ -87,6 +87,11 @@ class Generation:
         return self._progress.num_prompt_tokens if self._progress is not None else 0
 
     @property
+    def num_cached(self) -> int:
+        """How many of these were found in the cache, as far as a scheduler has said so."""
+        return sum([stream.num_cached or 0 for stream in self._group.streams])
+
+    @property
     def num_tokens(self) -> int:
         """Tokens generated, each choice up to its stop string."""
         return self._progress.num_tokens if self._progress is not None else 0
@@ -115,7 +120,7 @@ class Generation:
                     self._stop_if_cut(number, index, piece)
         except StreamRefused as error:
             raise self._failure_of(error) from None
-        num_cached = await self._num_cached()
+        num_cached = await self._cached_at_end()
         prompt_logprobs = [stream.prompt_logprobs for stream in self._group.streams]
         answer = WholeAnswer(
             self.call, self.answer, progress, self._tokenizer, prompt_logprobs, num_cached
@@ -180,7 +185,7 @@ class Generation:
                 raise failure
         if self.call.stream is None or not self.call.stream.include_usage:
             return b""
-        return events.usage(await self._num_cached())
+        return events.usage(await self._cached_at_end())
 
     def _events_of(
         self, events: StreamEvents, pieces: Sequence[tuple[int, Piece]]
@@ -205,7 +210,7 @@ class Generation:
             raise RuntimeError("start comes first")
         return self._progress
 
-    async def _num_cached(self) -> int:
+    async def _cached_at_end(self) -> int:
         """Tokens of all prompts that were found in the cache; for an answer that is over.
 
         The scheduler says so at a sequence's end. Where only stop strings ended them, its answer
@@ -213,7 +218,7 @@ class Generation:
         """
         if not await self._group.wait_cached(_CACHED_WITHIN_S):
             _log.warning("cached_tokens_unknown", request_id=self.answer.request_id)
-        return sum([stream.num_cached or 0 for stream in self._group.streams])
+        return self.num_cached
 
     def _failure_of(self, error: StreamRefused) -> failures.Failure:
         """What the client is told: of several prompts, also which one is to blame."""
