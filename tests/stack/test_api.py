@@ -378,6 +378,7 @@ def test_deltas_joined_are_the_whole_text(server):
 
 
 def test_usage_comes_once_at_the_end_or_with_every_chunk(server):
+    chat(server)  # from now on its prompt is cached
     whole = chat(server)["usage"]
     chunks = chat_chunks(server, stream_options={"include_usage": True})
     assert [c["usage"] for c in chunks] == [None] * (len(chunks) - 1) + [whole]
