@@ -28,6 +28,7 @@ def check_laws(scheduler: Scheduler) -> None:
         _check_owners(scheduler, holdings)
         _check_usage(scheduler, holdings)
         _check_prefix(scheduler, holdings)
+        _check_kept(scheduler, holdings)
     _check_lines(scheduler)
     _check_queue(scheduler)
     for request in scheduler.book:
@@ -112,6 +113,20 @@ def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
                 expected.update(sequence.hashes[table.num_known : table.num_expected])
     story = f"{prefix.expected.total()} expected, {expected.total()} to come"
     _demand(prefix.expected == expected, "cache, what is coming", story)
+
+
+def _check_kept(scheduler: Scheduler, holdings: Holdings) -> None:
+    """Blocks for the known tokens of those who came back are there, or come free by themselves."""
+    need = 0
+    for request in scheduler.book.running:
+        if request.is_protected:
+            for sequence in request.live_sequences:
+                if sequence.table is not None:
+                    wanted = min(sequence.num_tokens, sequence.goal)
+                    need += max(0, blocks_in(wanted, holdings.cpu.block_size) - len(sequence.table))
+    pool = holdings.allocator.pool
+    story = f"{need} are promised, {pool.num_available} free, {pool.num_settling} settling"
+    _demand(need <= pool.num_available + pool.num_settling, "blocks are kept", story)
 
 
 def _check_lines(scheduler: Scheduler) -> None:

@@ -109,6 +109,7 @@ class House:
                     assert plan.boot == BOOT
                     assert not self.plans or plan.step_id == self.plans[-1].step_id + 1
                     self._check_previous(plan)
+                    self._check_progress(plan)
                     self.plans.append(plan)
                     self.in_flight.append(plan)
                 case Reply(gateway, message):
@@ -126,6 +127,16 @@ class House:
         assert not goes_on or self.plans[-1].step_id == plan.step_id - 1
         assert not any(PREVIOUS in row.token_ids[:-1] for row in plan.rows)
 
+    def _check_progress(self, plan):
+        """Who gives way again has more tokens than before, unless its executor was lost since."""
+        told = {preemption.sequence_id for preemption in plan.preemptions}
+        for request in self.core.book:
+            if told and any(one.sequence_id in told for one in request.sequences):
+                num_tokens = sum(one.num_drawn for one in request.sequences)
+                before = self.gave_way.get(request, -1)
+                assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"
+                self.gave_way[request] = num_tokens
+
     def later(self, seconds=0.001):
         self.now += seconds
         return self.now
@@ -133,6 +144,7 @@ class House:
     def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,), costs=None):
         self.num_blocks = num_blocks or self.num_blocks
         self.block_size = block_size or self.block_size
+        self.gave_way = {}
         self.executor = ToyExecutor(self.num_blocks, self.block_size, self.num_cpu_blocks)
         self.in_flight = []
         shape = ModelShape(1, 1, 1, 2, 2, vocab, self.max_model_len)
@@ -144,7 +156,7 @@ class House:
         return self.handle(ExecutorJoined(self.later(), ready))
 
     def lose_executor(self):
-        self.executor, self.in_flight = None, []
+        self.executor, self.in_flight, self.gave_way = None, [], {}
         return self.handle(ExecutorLost(self.later()))
 
     def submit(
@@ -181,6 +193,7 @@ class House:
 
     def refuse_step(self, message="cannot"):
         plan = self.in_flight.pop(0)
+        self.gave_way = {}
         return self.handle(StepRefused(self.later(), StepFailed(plan.boot, plan.step_id, message)))
 
     def run(self, most=5_000):

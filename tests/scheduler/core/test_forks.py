@@ -228,7 +228,7 @@ def test_the_whole_request_is_given_up(build):
 def test_r22_300_streams_of_several_answers_cut_after_three_tokens_leave_nothing(build):
     house = build(
         100, 4, num_cpu_blocks=60, preemption_mode="swap", enable_prefix_caching=True,
-        plans_in_flight=2, max_num_seqs=64,
+        plans_in_flight=2, max_num_seqs=64, laws_every=9,
     )  # fmt: skip
     names = [f"{at:03d}" for at in range(300)]
     for at, name in enumerate(names):

@@ -8,7 +8,9 @@ from services.scheduler.core.costs import Estimate, MachineCosts
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.flight import SentPlan
 from services.scheduler.core.lifecycle import Status
-from services.scheduler.core.policies.preemption import Auto, Recompute, Swap
+from services.scheduler.core.line import Line
+from services.scheduler.core.policies.order import Fcfs
+from services.scheduler.core.policies.preemption import Auto, LatestFirst, Recompute, Swap
 from shared.ids import Boot
 from shared.messages import Costs, Move, PreemptionMode, StepPlan, StepTimings
 from shared.sampling import FinishReason
@@ -375,3 +377,24 @@ def test_a_rate_that_is_not_known_is_learned():
     machine.learn(sent(moves=1), StepTimings(swap_s=0.5))
     machine.learn(sent(tokens=10, prompt_tokens=10), StepTimings(forward_s=0.5))
     assert machine.estimate(1, 20) == Estimate(1.0, 1.0)
+
+
+def test_who_is_protected_gives_way_to_nobody():
+    """The latest unprotected one behind the asker; itself, if it is the last of all."""
+
+    class Someone:
+        def __init__(self, name, arrival, is_protected):
+            self.request_id, self.arrival, self.is_protected = name, arrival, is_protected
+
+    def victim(protected, asker):
+        line = Line(Fcfs())
+        people = {name: Someone(name, at, name in protected) for at, name in enumerate("ABC")}
+        for someone in people.values():
+            line.add(someone)
+        chosen = LatestFirst().of(line, people[asker])
+        return chosen.request_id if chosen else None
+
+    assert [victim("", asker) for asker in "ABC"] == ["C", "C", "C"]
+    assert [victim("C", asker) for asker in "ABC"] == ["B", None, None]
+    assert [victim("BC", asker) for asker in "ABC"] == [None, None, None]
+    assert [victim("A", asker) for asker in "ABC"] == ["C", "C", "C"]
