@@ -154,6 +154,16 @@ class SchedulerSettings(CommonSettings):
         4 * 2**20, description="most prompt tokens that wait; then 429"
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of blocks kept free at admission")
+    preemption_mode: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="what becomes of the blocks of a request that gives way"
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="keep full blocks for prompts that begin alike"
+    )
+    prefix_caching_hash_algo: Literal["sha256"] = Field(
+        "sha256", description="what tells blocks of equal tokens apart from others"
+    )
+    plans_in_flight: Literal[1, 2] = Field(1, description="steps sent ahead of their results")
     metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
@@ -184,6 +194,12 @@ class ExecutorSettings(CommonSettings):
     )
     kv_cache_memory_bytes: Positive | None = Field(
         None, description="bytes for the KV pool, instead of a share of what is free"
+    )
+    swap_space: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="GiB for the blocks of requests that gave way"
+    )
+    num_cpu_blocks_override: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="blocks for requests that gave way, instead of --swap-space"
     )
     threads: Positive | None = Field(None, description="CPU threads; default: all cores")
     toy_step_ms: float = Field(
@@ -263,7 +279,9 @@ def flags_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> 
     for name in settings_class.model_fields:
         if name in settings.model_fields_set and name != "config" and name not in _SECRET:
             value = getattr(settings, name)
-            if value is not None:
+            if isinstance(value, bool):
+                flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+            elif value is not None:
                 flags.append(f"--{name.replace('_', '-')}={value}")
     return flags
 
