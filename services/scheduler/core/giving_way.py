@@ -51,8 +51,6 @@ class GivingWay:
         """Take all blocks of a running request that has no row in this plan."""
         estimate = self._costs.estimate(*self._holdings.price(victim))
         mode = self._preemption.mode(estimate)
-        if victim.is_suspect:
-            mode = PreemptionMode.RECOMPUTE  # it would come back among others
         if mode is PreemptionMode.SWAP:
             moves = self._holdings.swap_out(victim, draft.step_id)
             if moves is None:

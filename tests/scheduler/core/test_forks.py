@@ -5,7 +5,7 @@ import pytest
 from services.scheduler.core.intake import blocks_needed
 from services.scheduler.core.lifecycle import Status
 from shared.errors import ErrorCode
-from shared.messages import CancelReason, Finished, Move, PreemptionMode
+from shared.messages import CancelReason, Finished, GeneratedSequence, Move, PreemptionMode
 from shared.sampling import FinishReason
 
 
@@ -283,11 +283,11 @@ def test_who_comes_back_shares_the_full_blocks_of_its_prompt_again(build):
     assert house.answers("A") == house.solos("A")
 
 
-def test_several_answers_go_on_after_a_restart_of_the_scheduler(build):
-    from shared.messages import GeneratedSequence
-
+@pytest.mark.parametrize("prompt", [8, 9])
+def test_several_answers_go_on_after_a_restart_of_the_scheduler(build, prompt):
+    """The second one has nothing yet, so it must not share the prompt's very last token."""
     house = build(64, 4)
-    house.submit("A", prompt=9, max_tokens=8, n=3, ignore_eos=True)
+    house.submit("A", prompt=prompt, max_tokens=8, n=3, ignore_eos=True)
     house.run()
     whole = house.answers("A")
     house.submit(

@@ -217,6 +217,21 @@ def test_a_new_executor_knows_nothing(cached):
     assert house.tokens("B") == house.solo("B")
 
 
+def test_blocks_of_another_size_are_known_by_other_hashes(cached):
+    """Both prompts begin alike for four tokens, and not for eight."""
+    house = cached()
+    prompts = {"A": (1, 2, 3, 4, 5, 6, 7, 8, 9), "B": (1, 2, 3, 4, 9, 9, 9, 9, 9)}
+    for name, prompt in prompts.items():
+        house.submit(name, prompt, max_tokens=5, ignore_eos=True)
+    house.step(2)
+    assert house.ref_count(house.table("B")[0][0]) == 2
+    house.lose_executor()
+    house.join(block_size=8)
+    house.run()
+    for name in prompts:
+        assert house.tokens(name) == house.solo(name)
+
+
 # ------------------------------------------------------------------ eviction
 
 
