@@ -9,7 +9,6 @@ where it has one.
 
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from pydantic_settings import (
 from shared.errors import StartError
 from shared.flags import HIDDEN, asks_for_help, help_text, meant
 from shared.model_source import DEFAULT_MODEL
+from shared.setting_lists import api_keys, origins
 
 ENV_PREFIX: Final = "SPLITFLAP_"
 CONFIG_VARIABLE: Final = ENV_PREFIX + "CONFIG"
@@ -38,7 +38,6 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 GiB: Final = 2**30
-_KEY: Final = re.compile("[!-~]+")
 _SECRET: Final = frozenset(("api_key",))  # told to nobody: not in an error, not in a command line
 
 
@@ -50,24 +49,6 @@ def runtime_folder() -> Path:
 
 def _endpoint(name: str) -> str:
     return f"ipc://{runtime_folder() / name}"
-
-
-def _api_keys(given: Any) -> tuple[str, ...]:
-    """From a flag or the environment: commas between, or a JSON list. No error tells a key."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given) if given.lstrip().startswith("[") else given.split(",")
-        except ValueError:
-            raise ValueError("begins as a JSON list and is none") from None
-    if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
-        raise ValueError("takes one key, or a list of keys")
-    for number, key in enumerate(given, start=1):
-        if not _KEY.fullmatch(key):
-            raise ValueError(
-                f"key {number} of {len(given)} is {'empty' if not key else 'no token'}: a key is "
-                "printable ASCII without spaces"
-            )
-    return tuple(dict.fromkeys(given))
 
 
 class CommonSettings(BaseSettings):
@@ -123,12 +104,19 @@ class GatewaySettings(CommonSettings):
     )
     max_body_bytes: Positive = Field(4 * 2**20, description="largest request body")
     request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
-    api_key: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_api_keys)] = Field(
+    api_key: Annotated[tuple[str, ...], NoDecode, BeforeValidator(api_keys)] = Field(
         (),
         repr=False,
         description=(
             "clients must send one of these as a bearer token, except to /health; repeat it for "
             "several, or give SPLITFLAP_API_KEY them with commas between, where ps shows none"
+        ),
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(origins)] = Field(
+        (),
+        description=(
+            "CORS: whose pages may call this server from a browser, like https://example.org, or * "
+            "for all; commas between, or repeat it; default: nobody's"
         ),
     )
     stream_interval: Positive = Field(1, description="tokens of a choice between two events")
@@ -279,6 +267,8 @@ def flags_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> 
     for name in settings_class.model_fields:
         if name in settings.model_fields_set and name != "config" and name not in _SECRET:
             value = getattr(settings, name)
+            if isinstance(value, tuple):
+                value = json.dumps(value)
             if isinstance(value, bool):
                 flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
             elif value is not None:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from services.gateway import gauges
 from services.gateway.connection_clock import ClockTimes, clocked
+from services.gateway.cors import AllowedOrigins
 from services.gateway.http_connection import HttpConnection
 from services.gateway.keys import ApiKeys
 from services.gateway.link import SchedulerLink
@@ -61,6 +62,7 @@ class Gateway:
         )
         names = (settings.served_model_name or source.name,)
         self._keys = ApiKeys(settings.api_key)
+        self._origins = AllowedOrigins(settings.allowed_origins)
         self._routes = Routes(
             tokenizer,
             self._link,
@@ -93,8 +95,10 @@ class Gateway:
         Raises: StartError if the host is none of ours or the port is taken.
         """
         app = web.Application(
-            middlewares=[around, self._keys.guard], client_max_size=self._settings.max_body_bytes
+            middlewares=[around, self._origins.preflight, self._keys.guard],
+            client_max_size=self._settings.max_body_bytes,
         )
+        self._origins.add_to(app)
         self._routes.add_to(app)
         runner = web.AppRunner(
             app,

@@ -151,3 +151,20 @@ def test_keys_are_in_no_command_line_but_reach_the_gateway(monkeypatch):
     monkeypatch.setenv(name, value)
     assert gateway().api_key == ("a", "b")
     assert "'a'" not in repr(settings)
+
+
+# ------------------------------------------------------------------ origins
+
+
+def test_origins_reach_the_gateway():
+    flags = ["--allowed-origins", "https://a.example,http://b:3000", "--allowed-origins", "*"]
+    settings = load(UpSettings, flags, "up")
+    assert settings.allowed_origins == ("https://a.example", "http://b:3000", "*")
+    handed_on = flags_of(settings, GatewaySettings)
+    assert gateway(*handed_on).allowed_origins == settings.allowed_origins
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://a/path", "https://a/", "", "* "])
+def test_what_is_no_origin_is_refused(origin):
+    with pytest.raises(StartError, match=r"--allowed-origins .*write https://example\.org"):
+        gateway(f"--allowed-origins={origin}")

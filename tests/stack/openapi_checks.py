@@ -23,6 +23,7 @@ BETWEEN_FIELDS = (
     "beside a prompt of",  # min_tokens
     "bad_words[",  # a text of spaces alone, or of too many tokens
     "not a fraction",  # 5.0, an integer to JSON Schema
+    "is a fraction, but prompt",  # the same, behind an integer
     "logit_bias: ",  # an id in decimal that is in no vocabulary
 )
 """What a body is refused for though each of its fields is right: no schema says these rules."""
