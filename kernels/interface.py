@@ -81,6 +81,9 @@ class Kernels(Protocol):
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool; its pages need not be touched until they are written."""
 
+    def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
+        """Main memory for blocks swapped out of a pool, laid out alike; pinned if a GPU's."""
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Take over `weight` [out_features, in_features] (and `bias` [out_features])."""
 

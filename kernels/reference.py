@@ -3,6 +3,8 @@
 Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, keys then values.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,11 @@ class ReferenceKernels:
             dtype=spec.dtype,
             device=spec.device,
         )
+
+    def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
+        """The same in main memory; pinned if the pool is a GPU's, so that it copies by itself."""
+        pool = self.allocate_pool(replace(spec, device=torch.device("cpu")))
+        return pool.pin_memory() if spec.device.type == "cuda" else pool
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The weight as it is."""

@@ -357,6 +357,19 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What giving way costs on this machine, as measured by the executor at its start.
+
+    `block_bytes` are those of one block over all layers, `copy_bytes_per_s` the rate of a move
+    between the two pools, `prefill_tokens_per_s` that of a prompt. A rate of 0 is not known.
+    """
+
+    block_bytes: int
+    copy_bytes_per_s: float
+    prefill_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorReady:
     """The model is loaded and the pools are there; sent until `Adopt` comes."""
 
@@ -369,6 +382,7 @@ class ExecutorReady:
     max_model_len: int
     eos_token_ids: Ids
     kv_dtype: str
+    costs: Costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ class SamplingParams:
     draw: DrawParams = DrawParams()
     seed: int = 0
     n: int = 1
-    best_of: int | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.NO
@@ -88,6 +87,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
 
+MAX_N: Final = 128  # OpenAI's
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGPROBS: Final = 20  # OpenAI's and vLLM's
 MAX_BIASES: Final = 1024
@@ -97,7 +97,7 @@ MAX_BAD_WORD_TOKENS: Final = 32
 INT64: Final = range(-(2**63), 2**63)
 
 _DEFAULT: Final = SamplingParams()
-_NOT_YET: Final = ("best_of", "use_beam_search", "length_penalty", "early_stopping")
+_NOT_YET: Final = ("use_beam_search", "length_penalty", "early_stopping")
 
 
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: Ids = ()) -> None:
@@ -109,8 +109,8 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: Ids =
         raise InvalidField("seed", "must fit in a signed 64-bit integer")
     if params.n < 1:
         raise InvalidField("n", f"must be at least 1, not {params.n}")
-    if params.n > 1:
-        raise Unsupported("n", "above 1 is not supported by this server yet")
+    if params.n > MAX_N:
+        raise InvalidField("n", f"must be at most {MAX_N}, not {params.n}")
     if params.max_tokens is not None and params.max_tokens < 0:
         raise InvalidField("max_tokens", f"must be 0 or more, not {params.max_tokens}")
     if params.min_tokens < 0:

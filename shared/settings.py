@@ -142,6 +142,16 @@ class SchedulerSettings(CommonSettings):
         4 * 2**20, description="most prompt tokens that wait; then 429"
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of blocks kept free at admission")
+    preemption_mode: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="what becomes of the blocks of a request that gives way"
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="keep full blocks for prompts that begin alike"
+    )
+    prefix_caching_hash_algo: Literal["sha256"] = Field(
+        "sha256", description="what tells blocks of equal tokens apart from others"
+    )
+    plans_in_flight: Literal[1, 2] = Field(1, description="steps sent ahead of their results")
     metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
@@ -172,6 +182,12 @@ class ExecutorSettings(CommonSettings):
     )
     kv_cache_memory_bytes: Positive | None = Field(
         None, description="bytes for the KV pool, instead of a share of what is free"
+    )
+    swap_space: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="GiB for the blocks of requests that gave way"
+    )
+    num_cpu_blocks_override: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="blocks for requests that gave way, instead of --swap-space"
     )
     threads: Positive | None = Field(None, description="CPU threads; default: all cores")
     toy_step_ms: float = Field(
@@ -253,7 +269,9 @@ def flags_of(settings: CommonSettings, settings_class: type[CommonSettings]) -> 
             value = getattr(settings, name)
             if isinstance(value, tuple):
                 value = json.dumps(value)
-            if value is not None:
+            if isinstance(value, bool):
+                flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+            elif value is not None:
                 flags.append(f"--{name.replace('_', '-')}={value}")
     return flags
 

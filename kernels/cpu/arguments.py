@@ -53,6 +53,13 @@ QKV, ROTARY, R_SLOTS, R_QUERIES, R_POOL, R_HEADS, R_KV_HEADS = range(3, 10)
 R_HEAD_DIM, R_BLOCK_SIZE, R_BLOCK_BYTES, R_HEAD_BYTES = range(10, 14)
 ROTATE_WORDS: Final = 14
 
+# Whole blocks copied, `C_PIECES` pieces each: pairs of block ids, source and destination.
+C_SOURCE, C_DESTINATION, C_PAIRS, C_BLOCK_BYTES, C_PIECES, C_PIECE_BYTES = range(3, 9)  # 2 is RUN
+COPY_WORDS: Final = 9
+
+COPY_VECTOR: Final = 64
+"""Bytes copied at once: a cache line."""
+
 # A team of threads, one cache line for what all change and one for what they read.
 T_STATE, T_SLEEPERS, T_STOP = range(3)
 T_BODY, T_BLOCK, T_LIMIT, T_SPINS = range(8, 12)

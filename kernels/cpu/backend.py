@@ -23,6 +23,9 @@ KEYS, VALUES = 0, 1
 PARALLEL_ELEMENTS = 16_384
 """Numbers below which a small step is done before other threads would have woken up."""
 
+PIECE_BYTES = 2**16
+"""Bytes of blocks that a thread copies at a time: enough to be worth a turn at the counter."""
+
 
 class CpuKernels:
     """bfloat16 or float32 on a CPU."""
@@ -33,10 +36,12 @@ class CpuKernels:
         self.dtype = dtype
         self._bodies = bodies(kind_of(dtype))
         self._team = the_team()
+        self._copy_body = bodies("team")["copy"]
         self._plan = AttentionPlan(self._bodies["list_work"])
         self._norm = (ctypes.c_int64 * words.NORM_WORDS)()
         self._silu = (ctypes.c_int64 * words.SILU_WORDS)()
         self._rotate = (ctypes.c_int64 * words.ROTATE_WORDS)()
+        self._copy = (ctypes.c_int64 * words.COPY_WORDS)()
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool, not touched; one vector longer, for the last tile's loads."""
@@ -45,6 +50,10 @@ class CpuKernels:
         memory = torch.empty(count + words.WIDTH, dtype=spec.dtype)
         advise_huge_pages(memory)
         return memory[:count].view(*shape, spec.block_size * spec.shape.head_dim)
+
+    def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
+        """Another pool: all is main memory."""
+        return self.allocate_pool(spec)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The weight in the fastest form that is right here."""
@@ -131,9 +140,27 @@ class CpuKernels:
         return queries
 
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-        """Copy whole blocks, each one run of memory."""
-        for from_block, to_block in pairs.tolist():
-            destination[to_block].copy_(source[from_block])
+        """Copy whole blocks, each one run of memory; threads take pieces as they come free.
+
+        Raises: ValueError if the tensors are not what the compiled code reads.
+        """
+        if not len(pairs):
+            return
+        _check_copy(source, destination, pairs)
+        block_bytes = source.stride(0) * source.itemsize
+        pieces = -(-block_bytes // PIECE_BYTES)
+        block = self._copy
+        block[words.NEXT] = 0
+        block[words.COUNT] = len(pairs) * pieces
+        block[words.RUN] = max(1, PIECE_BYTES // block_bytes)
+        block[words.C_SOURCE] = source.data_ptr()
+        block[words.C_DESTINATION] = destination.data_ptr()
+        block[words.C_PAIRS] = pairs.data_ptr()
+        block[words.C_BLOCK_BYTES] = block_bytes
+        block[words.C_PIECES] = pieces
+        block[words.C_PIECE_BYTES] = PIECE_BYTES
+        threads = num_threads() if len(pairs) * block_bytes > PIECE_BYTES else 1
+        self._team.run(self._copy_body, ctypes.addressof(block), threads)
 
     def _share(self, name: str, block: ctypes.Array[ctypes.c_int64], rows: int, width: int) -> None:
         """Run a row-wise body over `rows` rows, on several threads where that pays."""
@@ -145,3 +172,22 @@ class CpuKernels:
             body.run_here(ctypes.addressof(block))
         else:
             self._team.run(body, ctypes.addressof(block), num_threads())
+
+
+def _check_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """What compiled code cannot check for itself."""
+    if source.shape[1:] != destination.shape[1:] or source.dtype != destination.dtype:
+        raise ValueError(
+            f"a block of {source.dtype} {tuple(source.shape[1:])} is none of "
+            f"{destination.dtype} {tuple(destination.shape[1:])}"
+        )
+    if not (source.is_contiguous() and destination.is_contiguous() and pairs.is_contiguous()):
+        raise ValueError("pools and pairs must be contiguous")
+    if pairs.dtype != torch.int64 or pairs.shape[1:] != (2,):
+        raise ValueError(f"pairs are {pairs.dtype} {tuple(pairs.shape)}, not int64 [n, 2]")
+    low, high = pairs.amin(0).tolist(), pairs.amax(0).tolist()
+    for end, pool, first, last in zip(
+        ("source", "destination"), (source, destination), low, high, strict=True
+    ):
+        if first < 0 or last >= len(pool):
+            raise ValueError(f"{end} blocks {first}..{last} are not all in 0..{len(pool) - 1}")

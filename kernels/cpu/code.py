@@ -31,6 +31,7 @@ _SOURCES: Final = (
     "arguments.py",
     "attention.py",
     "compile.py",
+    "copying.py",
     "elementwise.py",
     "microkernels.py",
     "product.py",
@@ -56,7 +57,7 @@ class Body:
 
 @cache
 def bodies(kind: Kind) -> dict[str, Body]:
-    """All bodies of a dtype, or of the team that runs them, ready to run."""
+    """All bodies of a dtype, or of what knows none: the team and copies; ready to run."""
     objects = _from_cache(kind)
     if objects is None:
         started = time.monotonic()

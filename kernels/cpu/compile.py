@@ -8,6 +8,7 @@ from numba.core import types
 from numba.core.ccallback import CFunc
 
 from kernels.cpu.attention import list_work, make_attend
+from kernels.cpu.copying import copy
 from kernels.cpu.elementwise import make_norm, make_rotate, make_silu
 from kernels.cpu.features import has_tiles
 from kernels.cpu.product import make_embed, make_products
@@ -32,7 +33,7 @@ def compile_bodies(kind: str) -> dict[str, tuple[str, bytes]]:
     """Symbol and object code of every body of a kind (bf16, f32, team); about 10 s for a dtype."""
     if kind == "team":
         functions: dict[str, Callable[[int], None]] = {"lead": lead, "follow": follow}
-        functions["nothing"] = nothing
+        functions |= {"nothing": nothing, "copy": copy}
     else:
         is_bf16 = kind == "bf16"
         makers: dict[str, Callable[[bool], Any]] = dict(MAKERS)

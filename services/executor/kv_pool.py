@@ -13,7 +13,8 @@ class KVPools:
     """The pool that a forward pass reads (`gpu`) and the one that swapped blocks lie in (`cpu`).
 
     The names are roles: without a GPU both are in main memory. What a block looks like inside is
-    the model's business; here blocks are only moved whole.
+    the model's business; here blocks are only moved whole, all of one kind of a plan in one call:
+    over every layer, every fork and every request.
     """
 
     def __init__(
@@ -25,7 +26,9 @@ class KVPools:
         self.block_size = block_size
         self.gpu = model.allocate_pool(num_gpu_blocks, block_size)
         self.cpu = (
-            model.allocate_pool(num_cpu_blocks, block_size) if num_cpu_blocks else torch.empty(0)
+            model.allocate_swap_pool(num_cpu_blocks, block_size)
+            if num_cpu_blocks
+            else torch.empty(0)
         )
 
     def swap_out(self, moves: Sequence[Move]) -> None:

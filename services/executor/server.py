@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from services.executor.costs import measure_costs
 from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
@@ -22,10 +23,11 @@ from services.executor.sizing import (
     plan_pool,
 )
 from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
+from services.executor.swap_space import SwapPlan, SwapWishes, plan_swap_space
 from shared.errors import SplitflapError, StartError
 from shared.liveness import new_boot
 from shared.logs import get_logger
-from shared.messages import ExecutorReady
+from shared.messages import Costs, ExecutorReady
 from shared.model_source import ModelSource, find_model
 from shared.settings import ExecutorSettings
 
@@ -73,8 +75,10 @@ class Executor:
         source = find_model(settings.model)
         model = self._load_model(source)
         self._link.say("making the pool")
-        plan = self._plan_pool(model)
-        pools = KVPools(model, plan.num_blocks, plan.block_size)
+        plan, swap = self._plan_pools(model)
+        pools = KVPools(model, plan.num_blocks, plan.block_size, swap.num_blocks)
+        self._link.say("measuring")
+        costs = self._measure(model, plan, swap)
         self._link.announce(
             ExecutorReady(
                 boot=self._boot,
@@ -86,6 +90,7 @@ class Executor:
                 max_model_len=plan.max_model_len,
                 eos_token_ids=model.eos_token_ids,
                 kv_dtype=model.kv_dtype,
+                costs=costs,
             )
         )
         _log.info(
@@ -119,7 +124,7 @@ class Executor:
                 f"{type(error).__name__}: {error}; the log has the story"
             ) from error
 
-    def _plan_pool(self, model: DecoderModel) -> PoolPlan:
+    def _plan_pools(self, model: DecoderModel) -> tuple[PoolPlan, SwapPlan]:
         settings = self._settings
         wishes = PoolWishes(
             block_size=settings.block_size,
@@ -131,20 +136,28 @@ class Executor:
         plan = plan_pool(
             wishes, model.kv_bytes_per_token, model.shape.max_position_embeddings, free_bytes
         )
-        if plan.lowered_from is not None:
-            _log.warning(
-                "max_model_len_lowered", max_model_len=plan.max_model_len,
-                of_the_model=plan.lowered_from, why="the pool holds no more",
-                longer_with="--kv-cache-memory-bytes",
-            )  # fmt: skip
-        gib = 2**30
+        swap_wishes = SwapWishes(
+            space_gib=settings.swap_space,
+            is_default="swap_space" not in settings.model_fields_set,
+            num_blocks=settings.num_cpu_blocks_override,
+        )
+        swap = plan_swap_space(swap_wishes, plan, free_bytes - plan.pool_bytes)
+        _tell_plans(plan, swap, free_bytes)
+        return plan, swap
+
+    def _measure(self, model: DecoderModel, plan: PoolPlan, swap: SwapPlan) -> Costs:
+        began = time.monotonic()
+        costs = measure_costs(
+            *(model, plan.block_size, plan.block_bytes, plan.max_model_len),
+            can_swap=swap.num_blocks > 0,
+        )
         _log.info(
-            str(plan),
-            blocks=plan.num_blocks, block_size=plan.block_size, tokens=plan.num_tokens,
-            max_model_len=plan.max_model_len,
-            pool_gib=round(plan.pool_bytes / gib, 2), free_gib=round(free_bytes / gib, 2),
+            "costs_measured", block_bytes=costs.block_bytes,
+            copy_gb_per_s=round(costs.copy_bytes_per_s / 1e9, 3),
+            prefill_tokens_per_s=round(costs.prefill_tokens_per_s),
+            took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
-        return plan
+        return costs
 
     def _work(self, interpreter: Interpreter) -> None:
         while True:
@@ -164,6 +177,25 @@ class Executor:
             # Python handles a signal that comes just before a wait only after it: wait in pieces.
             with contextlib.suppress(Empty):
                 return self._errands.get(timeout=_LONGEST_WAIT_S)
+
+
+def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int) -> None:
+    if plan.lowered_from is not None:
+        _log.warning(
+            "max_model_len_lowered", max_model_len=plan.max_model_len,
+            of_the_model=plan.lowered_from, why="the pool holds no more",
+            longer_with="--kv-cache-memory-bytes",
+        )  # fmt: skip
+    gib = 2**30
+    _log.info(
+        str(plan),
+        blocks=plan.num_blocks, block_size=plan.block_size, tokens=plan.num_tokens,
+        max_model_len=plan.max_model_len,
+        pool_gib=round(plan.pool_bytes / gib, 2), free_gib=round(free_bytes / gib, 2),
+    )  # fmt: skip
+    if swap.why_lowered is not None:
+        _log.info("swap_space_lowered", blocks=swap.num_blocks, why=swap.why_lowered)
+    _log.info(str(swap), blocks=swap.num_blocks)
 
 
 def serve(settings: ExecutorSettings) -> None:

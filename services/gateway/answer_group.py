@@ -62,6 +62,17 @@ class AnswerGroup:
         self._raise_if_refused()
         return True
 
+    async def wait_cached(self, timeout_s: float) -> bool:
+        """Whether it is known in time how much of each prompt was cached."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(stream.num_cached is None for stream in self._streams):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def next(self, timeout_s: float | None = None) -> list[tuple[int, Piece]]:
         """What is new, with the number of its request; none if nothing came in `timeout_s`.
 

@@ -11,12 +11,24 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class Usage(_Form):
-    """Tokens read and generated; an answer's end at its stop string."""
+class PromptTokens(_Form):
+    """What was not computed again."""
+
+    cached_tokens: int = Field(description="of the prompts; 0 if none was found in the cache")
+
+
+class UsageSoFar(_Form):
+    """Tokens read, each prompt once, and generated, by all answers, each to its stop string."""
 
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int = Field(description="with best_of also those of answers not told")
     total_tokens: int
+
+
+class Usage(UsageSoFar):
+    """The same, whole; in a stream it stands beside the empty choices at its end."""
+
+    prompt_tokens_details: PromptTokens
 
 
 class RankedLogprob(_Form):
@@ -83,7 +95,7 @@ class CompletionChunk(_Form):
     created: int
     model: str
     choices: list[CompletionChunkChoice] = Field(description="none in the last, with the usage")
-    usage: Usage | None = Field(None, description="with stream_options.include_usage")
+    usage: Usage | UsageSoFar | None = Field(None, description="with stream_options.include_usage")
 
 
 class LikelyToken(_Form):
@@ -165,7 +177,7 @@ class ChatChunk(_Form):
     created: int
     model: str
     choices: list[ChatChunkChoice] = Field(description="none in the last, with the usage")
-    usage: Usage | None = Field(None, description="with stream_options.include_usage")
+    usage: Usage | UsageSoFar | None = Field(None, description="with stream_options.include_usage")
     prompt_token_ids: list[int] | None = Field(
         None, description="in the first, with return_token_ids"
     )

@@ -87,6 +87,8 @@ class AnswerStream:
         self._began = time.monotonic()
         self._sequences = [_Sequence() for _ in range(submit.sampling.n)]
         self.prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+        self.num_cached: int | None = None
+        """Prompt tokens that were found in the cache, once a scheduler said so."""
 
     @property
     def request_id(self) -> RequestId:
@@ -193,9 +195,14 @@ class AnswerStream:
         """A sequence is over; its last tokens may still be on their way."""
         if 0 <= message.sequence < len(self._sequences):
             sequence = self._sequences[message.sequence]
-            if sequence.finished is None:
+            is_news = sequence.finished is None
+            if is_news:
                 sequence.finished = message
                 self.is_accepted = True
+            if self.num_cached is None:  # later lives find what the first one had computed
+                self.num_cached = min(message.usage.cached_tokens, len(self.submit.prompt))
+                is_news = True
+            if is_news:
                 self._on_news()
 
     def stopped(self, sequence: int) -> None:

@@ -45,7 +45,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(
-        self, choices: Sequence[dict[str, Any]], usage: dict[str, int], **extras: Any
+        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any], **extras: Any
     ) -> dict[str, Any]:
         """The answer in one piece."""
         return {**self._head(_WHOLE), "choices": choices, "usage": usage, **extras}
@@ -115,10 +115,15 @@ def _tail(logprobs: dict[str, Any] | None, ending: Ending | None) -> dict[str, A
     }
 
 
-def usage_fields(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's `usage`."""
-    return {
+def usage_fields(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None
+) -> dict[str, Any]:
+    """OpenAI's `usage`; while a stream goes on it is not known yet what was cached."""
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    return usage

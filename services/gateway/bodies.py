@@ -15,6 +15,7 @@ from shared.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BIASES,
     MAX_LOGPROBS,
+    MAX_N,
     MAX_STOP_TOKEN_IDS,
 )
 
@@ -22,6 +23,8 @@ INT32_MAX: Final = 2**31 - 1
 MAX_MESSAGES: Final = 4096
 MAX_METADATA: Final = 16  # OpenAI's
 MAX_PROMPTS: Final = 1024
+MAX_CHOICES: Final = 1024  # of one request: prompts times the answers generated to each
+MAX_CACHE_SALT_CHARACTERS: Final = 128
 MAX_BAD_TEXTS: Final = 64  # each is at most two runs of tokens
 MAX_BANNED_TOKEN_IDS: Final = 128  # with those runs: shared.sampling.MAX_BAD_WORDS
 MAX_BAD_TEXT_CHARACTERS: Final = 128
@@ -54,7 +57,10 @@ Prompt = Annotated[
                 _IDS,
                 {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
             ],
-            "description": "a text, token ids, or a list of either; each is answered by a choice",
+            "description": (
+                "a text, token ids, or a list of either; each is answered by n choices, at most "
+                f"{MAX_CHOICES} in all"
+            ),
         }
     ),
 ]
@@ -95,6 +101,14 @@ def _between(low: float, high: float, description: str, *, open_low: bool = Fals
     """An optional number whose limits `check_sampling` checks."""
     lowest = "exclusiveMinimum" if open_low else "minimum"
     return Field(None, description=description, json_schema_extra={lowest: low, "maximum": high})
+
+
+def _count(description: str) -> Any:
+    """An optional number of answers, whose limits are checked later."""
+    limits: Any = {"minimum": 1, "maximum": MAX_N}
+    return Field(
+        None, ge=-INT32_MAX, le=INT32_MAX, description=description, json_schema_extra=limits
+    )
 
 
 def _ids(most: int, description: str) -> Any:
@@ -145,12 +159,11 @@ class GenerationBody(Strict):
     min_p: float | None = _between(
         0, 1, "draw from those with this share of the likeliest's; default 0: all"
     )
-    n: int | None = Field(
-        None,
-        ge=-INT32_MAX,
-        le=INT32_MAX,
-        description="1 so far",
-        json_schema_extra={"minimum": 1, "maximum": 1},
+    n: int | None = _count("answers to each prompt; default 1; above 1 not at temperature 0")
+    best_of: int | None = _count(
+        "generate so many answers to each prompt and tell the n with the highest mean "
+        "log-probability of a token, best first; default n; not below it, and not above it in a "
+        "stream; above 1 not at temperature 0"
     )
     seed: int | None = _between(
         INT64.start, INT64.stop - 1, "the same seed, the same answer; default: drawn"
@@ -205,6 +218,15 @@ class GenerationBody(Strict):
     stream: Flag = Field(None, description="answer by server-sent events, token by token")
     stream_options: StreamOptionsBody | None = Field(
         None, description="how it looks; only with stream: true"
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_CACHE_SALT_CHARACTERS,
+        description=(
+            "computed blocks are shared only with requests of the same salt and the same API key: "
+            "nobody else can learn by the time to a first token what was asked before"
+        ),
     )
     user: str | None = Field(None, description="taken without effect")
     safety_identifier: str | None = Field(None, description="taken without effect")

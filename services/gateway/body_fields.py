@@ -1,6 +1,6 @@
 """A body's fields before their values are looked at: known names, sizes, nulls.
 
-null means absent. Values that ask for nothing (`best_of: 1`, `tools: []`) are honoured by doing
+null means absent. Values that ask for nothing (`suffix: ""`, `tools: []`) are honoured by doing
 nothing; a field that is known but not honoured yet is refused, and so is one that is not known.
 """
 
@@ -22,7 +22,6 @@ from shared.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES, MAX_STOP_TOKEN_ID
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "best_of": (1,),
     "suffix": ("",),
     "length_penalty": (1,),
     "use_beam_search": (False,),
@@ -30,7 +29,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "priority": (0,),
-    "cache_salt": ("",),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True, False),

@@ -31,11 +31,23 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
+class Best:
+    """Of the answers that are generated to a prompt, only the `num_told` likeliest are told.
+
+    `hides_logprobs`: those of the answers are asked for only to find them.
+    """
+
+    num_told: int
+    hides_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """What a client asked for.
 
     `prompts` are a completion's, each a text or token ids: every one is a request of its own at
-    the scheduler and gets `sampling.n` choices. A chat has one prompt, of `chat`. `sampling` is
+    the scheduler and gets `sampling.n` choices, of which `best` may leave some out. A chat has one
+    prompt, of `chat`. `sampling` is
     whole but for `bad_words`, which are texts until a tokenizer has seen them; what stands in
     `sampling.draw.bad_words` before that are the client's `banned_token_ids`. `model` None is the
     model that is served. `stream` None: in one piece. `max_tokens_name` is what the client calls
@@ -45,7 +57,7 @@ class Call:
     `echo` puts the prompt before the text; with `sampling.logprobs` it brings the prompt's
     logprobs along, for which `sampling.prompt_logprobs` is set too. `returns_prompt_logprobs` is
     the field of that name, vLLM's, with its own form. `tokens_as_ids` writes `token_id:5` for a
-    token in log-probabilities.
+    token in log-probabilities. `cache_salt` and the API key are with whom blocks may be shared.
     """
 
     endpoint: Endpoint
@@ -64,6 +76,14 @@ class Call:
     stream: StreamOptions | None = None
     max_tokens_name: str = "max_tokens"
     is_seeded: bool = True
+    best: Best | None = None
+    cache_salt: str = ""
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether the client asked for log-probabilities of the answers."""
+        is_hidden = self.best is not None and self.best.hides_logprobs
+        return self.sampling.logprobs is not None and not is_hidden
 
     def in_client_words(self, message: str, param: str | None) -> tuple[str, str | None]:
         """An error's message and param that speak of our fields, in the client's names."""
@@ -74,6 +94,9 @@ class Call:
             message = re.sub("^bad_words", param, message)
         if param == "max_tokens":
             param = self.max_tokens_name
+        if param == "n" and self.best is not None:
+            param = "best_of"
+            message = re.sub(r"\bn\b", param, message)
         return re.sub(r"\bmax_tokens\b", self.max_tokens_name, message), param
 
 

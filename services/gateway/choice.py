@@ -1,5 +1,6 @@
 """One choice of an answer: what has come of it, and what of that its client has been told."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,13 @@ class Choice:
     def num_tokens(self) -> int:
         """Tokens generated, up to the one that completed a stop string."""
         return self._text.num_tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of all tokens, none of which was told yet; an answer without any is certain."""
+        if not self._logprobs:
+            return 0.0
+        return math.fsum(places.chosen for places in self._logprobs) / len(self._logprobs)
 
     @property
     def has_text(self) -> bool:

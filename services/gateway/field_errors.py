@@ -21,6 +21,8 @@ _WORDS: Final = {
     "finite_number": "must be a finite number",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
 }
 """pydantic's kinds of errors that the bodies above can have, in our words."""
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from aiohttp import web
 
@@ -22,6 +23,8 @@ from shared.ids import Ids, RequestId
 from shared.logs import get_logger
 from shared.messages import Submit
 from shared.sampling import INT64, SamplingParams
+
+_CACHED_WITHIN_S: Final = 1.0
 
 _log = get_logger("generation")
 
@@ -58,7 +61,13 @@ class Generation:
             request_id = self.answer.request_id
             if number:
                 request_id = RequestId(f"{request_id}-{number}")
-            submit = Submit(request_id, prompt.token_ids, self._sampling(number), key_hash=key_hash)
+            submit = Submit(
+                request_id,
+                prompt.token_ids,
+                self._sampling(number),
+                cache_salt=self.call.cache_salt,
+                key_hash=key_hash,
+            )
             self._group.submit(self._link, submit)
 
     def _sampling(self, number: int) -> SamplingParams:
@@ -76,6 +85,11 @@ class Generation:
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each once."""
         return self._progress.num_prompt_tokens if self._progress is not None else 0
+
+    @property
+    def num_cached(self) -> int:
+        """How many of these were found in the cache, as far as a scheduler has said so."""
+        return sum([stream.num_cached or 0 for stream in self._group.streams])
 
     @property
     def num_tokens(self) -> int:
@@ -106,8 +120,11 @@ class Generation:
                     self._stop_if_cut(number, index, piece)
         except StreamRefused as error:
             raise self._failure_of(error) from None
+        num_cached = await self._cached_at_end()
         prompt_logprobs = [stream.prompt_logprobs for stream in self._group.streams]
-        answer = WholeAnswer(self.call, self.answer, progress, self._tokenizer, prompt_logprobs)
+        answer = WholeAnswer(
+            self.call, self.answer, progress, self._tokenizer, prompt_logprobs, num_cached
+        )
         if self.call.sampling.logprobs is None and self.call.sampling.prompt_logprobs is None:
             body = answer.json()
         else:
@@ -166,7 +183,9 @@ class Generation:
                 sent_at = time.monotonic()
             if failure is not None:
                 raise failure
-        return events.closing()
+        if self.call.stream is None or not self.call.stream.include_usage:
+            return b""
+        return events.usage(await self._cached_at_end())
 
     def _events_of(
         self, events: StreamEvents, pieces: Sequence[tuple[int, Piece]]
@@ -190,6 +209,16 @@ class Generation:
         if self._progress is None:
             raise RuntimeError("start comes first")
         return self._progress
+
+    async def _cached_at_end(self) -> int:
+        """Tokens of all prompts that were found in the cache; for an answer that is over.
+
+        The scheduler says so at a sequence's end. Where only stop strings ended them, its answer
+        to their cancelling is a moment away; what a scheduler that died knew is counted as 0.
+        """
+        if not await self._group.wait_cached(_CACHED_WITHIN_S):
+            _log.warning("cached_tokens_unknown", request_id=self.answer.request_id)
+        return self.num_cached
 
     def _failure_of(self, error: StreamRefused) -> failures.Failure:
         """What the client is told: of several prompts, also which one is to blame."""

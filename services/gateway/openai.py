@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from services.gateway.bodies import (
     MAX_BAD_TEXT_CHARACTERS,
+    MAX_CHOICES,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -25,13 +26,13 @@ from services.gateway.body_fields import (
     cleaned,
     cleaned_inside,
 )
-from services.gateway.call import Call, StreamOptions
+from services.gateway.call import Best, Call, StreamOptions
 from services.gateway.conversation import chat_of, cleaned_messages
 from services.gateway.field_errors import explained
 from services.gateway.prompts import prompts_of
 from services.gateway.stop_strings import MAX_STOP_CHARACTERS
 from shared.errors import InvalidField
-from shared.sampling import DrawParams, SamplingParams
+from shared.sampling import MAX_N, DrawParams, SamplingParams
 
 COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's and vLLM's default for /v1/completions
 _DECIMAL: Final = re.compile("0|[1-9][0-9]{0,9}")
@@ -57,11 +58,18 @@ def parse_completion(fields: dict[str, Any]) -> Call:
             )
         of_prompt = body.logprobs
     sampling = _sampling(body, max_tokens, body.logprobs, of_prompt)
+    if (count := len(prompts) * sampling.n) > MAX_CHOICES:
+        raise InvalidField(
+            "prompt",
+            f"has {len(prompts)} prompts, to be answered {sampling.n} times each: {count} answers; "
+            f"at most {MAX_CHOICES} in one request",
+        )
     return Call(
         endpoint="completion",
         prompts=prompts,
         echo=echo,
         sampling=sampling,
+        best=_best(body, body.logprobs),
         add_special_tokens=body.add_special_tokens is not False,
         **_common(body),
     )
@@ -89,6 +97,7 @@ def parse_chat(fields: dict[str, Any]) -> Call:
         endpoint="chat",
         chat=chat_of(body),
         sampling=_sampling(body, max_tokens, logprobs, body.prompt_logprobs),
+        best=_best(body, logprobs),
         add_special_tokens=bool(body.add_special_tokens),
         max_tokens_name=name,
         **_common(body),
@@ -126,8 +135,40 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "tokens_as_ids": bool(body.return_tokens_as_token_ids),
         "returns_prompt_logprobs": body.prompt_logprobs is not None,
         "is_seeded": body.seed is not None,
+        "cache_salt": body.cache_salt or "",
         "stream": _stream(body),
     }
+
+
+def _best(body: GenerationBody, logprobs: int | None) -> Best | None:
+    n = _or(body.n, 1)
+    if body.best_of is None or body.best_of == n:
+        return None
+    return Best(n, hides_logprobs=logprobs is None)
+
+
+def _num_answers(body: GenerationBody) -> int:
+    """How many are generated to each prompt. Raises: InvalidField."""
+    n = _or(body.n, 1)
+    count, name = (n, "n") if body.best_of is None else (body.best_of, "best_of")
+    for wish, value in (("n", n), (name, count)):
+        if not 1 <= value <= MAX_N:
+            limit = "at least 1" if value < 1 else f"at most {MAX_N}"
+            raise InvalidField(wish, f"must be {limit}, not {value}")
+    if count < n:
+        raise InvalidField("best_of", f"is {count}, below n {n}: give at least n or leave it out")
+    if body.stream and count > n:
+        raise InvalidField(
+            "best_of",
+            f"is {count}, above n {n}: the best are known only at the end, so set stream to false "
+            "or leave best_of out",
+        )
+    if body.temperature == 0 and count > 1:
+        raise InvalidField(
+            "n" if n > 1 else name,
+            f"must be 1 at temperature 0, not {n if n > 1 else count}: all answers would be alike",
+        )
+    return count
 
 
 def _stream(body: GenerationBody) -> StreamOptions | None:
@@ -144,7 +185,10 @@ def _stream(body: GenerationBody) -> StreamOptions | None:
 def _sampling(
     body: GenerationBody, max_tokens: int | None, logprobs: int | None, of_prompt: int | None
 ) -> SamplingParams:
-    """All but `bad_words` that are texts."""
+    """All but `bad_words` that are texts; those best of several need log-probabilities."""
+    num_answers = _num_answers(body)
+    if logprobs is None and num_answers > _or(body.n, 1):
+        logprobs = 0
     draw = DrawParams(
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
@@ -160,7 +204,7 @@ def _sampling(
     return SamplingParams(
         draw=draw,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
-        n=_or(body.n, 1),
+        n=num_answers,
         max_tokens=max_tokens,
         min_tokens=_or(body.min_tokens, 0),
         stop_token_ids=tuple(body.stop_token_ids or ()),

@@ -64,6 +64,18 @@ class Progress:
         """The prompt of a choice."""
         return self.prompts[index // self._n]
 
+    def best(self, num_told: int) -> list[int]:
+        """The choices that are told if only so many a prompt are: the likeliest, best first.
+
+        OpenAI's measure, the mean log-probability of a token; of equals the first.
+        """
+        told: list[int] = []
+        for first in range(0, len(self.choices), self._n):
+            indices = range(first, first + self._n)
+            ranked = sorted(indices, key=lambda index: -self.choices[index].mean_logprob)
+            told += ranked[:num_told]
+        return told
+
     def index_of(self, number: int, piece: Piece) -> int:
         """The choice that a piece of prompt `number` belongs to."""
         return number * self._n + piece.sequence

@@ -158,6 +158,7 @@ def _outcome(generation: Generation) -> dict[str, Any]:
     return {
         "id": generation.answer.request_id,
         "prompt_tokens": generation.num_prompt_tokens,
+        "cached_tokens": generation.num_cached,
         "completion_tokens": generation.num_tokens,
         "finish": generation.finish_reasons,
         "ttft_ms": None if ttft_s is None else round(ttft_s * 1e3, 1),

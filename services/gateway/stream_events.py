@@ -63,12 +63,10 @@ class StreamEvents:
             events.append(self._told(index, choice, is_last=True))
         return b"".join(events)
 
-    def closing(self) -> bytes:
-        """What comes before [DONE]."""
-        if self._call.stream is None or not self._call.stream.include_usage:
-            return b""
+    def usage(self, num_cached: int) -> bytes:
+        """What comes before [DONE] for who asked for it."""
         progress = self._progress
-        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens)
+        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens, num_cached)
         return self._answer.event(self._answer.chunk((), usage=usage), self._positions)
 
     # ------------------------------------------------------------------ events

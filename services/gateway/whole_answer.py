@@ -24,6 +24,7 @@ class WholeAnswer:
         progress: Progress,
         tokenizer: Tokenizer,
         logprobs_of_prompt: Sequence[Sequence[PositionLogprobs]],
+        num_cached: int,
     ) -> None:
         self._call = call
         self._answer = answer
@@ -33,18 +34,22 @@ class WholeAnswer:
         names = TokenNames(tokenizer, as_ids=True) if call.tokens_as_ids else self._names
         self._logprobs = LogprobFields(call.endpoint, call.sampling.logprobs or 0, names)
         self._logprobs_of_prompt = logprobs_of_prompt
+        self._num_cached = num_cached
 
     def json(self) -> str:
         """The body. May take long: with log-probabilities it is megabytes."""
         progress = self._progress
-        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens)
+        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens, self._num_cached)
         extras = self._about_prompt(0) if self._call.endpoint == "chat" else {}
         # Choice by choice, so that other threads have their turn in between.
-        choices = ",".join([_json(self._choice(index)) for index in range(len(progress.choices))])
+        best = self._call.best
+        told = range(len(progress.choices)) if best is None else progress.best(best.num_told)
+        choices = ",".join([_json(self._choice(*numbers)) for numbers in enumerate(told)])
         head, mark, tail = _json(self._answer.whole((), usage, **extras)).partition('"choices":[')
         return f"{head}{mark}{choices}{tail}"
 
-    def _choice(self, index: int) -> dict[str, Any]:
+    def _choice(self, number: int, index: int) -> dict[str, Any]:
+        """What the client has as its choice `number`."""
         choice = self._progress.choices[index]
         if choice.ending is None:
             raise RuntimeError("the answer is not over")
@@ -58,11 +63,11 @@ class WholeAnswer:
             extras["token_ids"] = delta.token_ids
         if self._call.endpoint == "completion":
             extras |= self._about_prompt(index)
-        logprobs = self._logprobs.of(placed)
-        return self._answer.whole_choice(index, text, choice.ending, logprobs, **extras)
+        logprobs = self._logprobs.of(placed) if self._call.tells_logprobs else None
+        return self._answer.whole_choice(number, text, choice.ending, logprobs, **extras)
 
     def _placed_prompt(self, index: int) -> Sequence[PlacedToken]:
-        if self._call.sampling.logprobs is None:
+        if not self._call.tells_logprobs:
             return ()
         prompt = self._progress.prompt_of(index)
         return placed_prompt(self._tokenizer, prompt, self._logprobs_of(index))

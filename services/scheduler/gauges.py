@@ -46,8 +46,14 @@ class SchedulerCollector(Collector):
         yield _gauge("kv_cache_usage_perc", "Used blocks, 0 to 1", usage.used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_blocks", "Blocks by state", labels=["state"]),
-            {"free": usage.num_free, "used": usage.num_used, "shared": usage.num_shared},
+            {
+                "free": usage.num_free,
+                "used": usage.num_used,
+                "shared": usage.num_shared,
+                "cached": usage.num_cached,
+            },
         )
+        yield _gauge("cpu_cache_usage_perc", "Used CPU blocks, 0 to 1", core.cpu_usage().used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_places", "Token places by use", labels=["use"]),
             {
@@ -56,6 +62,7 @@ class SchedulerCollector(Collector):
                 "internal": usage.internal,
                 "external": usage.external,
                 "free": usage.num_free * usage.block_size,
+                "cached": usage.num_cached * usage.block_size,
             },
         )
         yield _gauge("executor_up", "1 while an executor works", server.executor is not None)
@@ -86,6 +93,21 @@ class SchedulerCollector(Collector):
             CounterMetricFamily(PREFIX + "preemptions", "Requests that gave way", labels=["mode"]),
             {mode: counters.preemptions[mode] for mode in PreemptionMode},
         )
+        for name, what, seconds in (
+            ("estimated", "Seconds that giving way was to cost", counters.preemption_estimated_s),
+            ("actual", "Seconds that giving way did cost", counters.preemption_actual_s),
+        ):
+            yield _labelled(
+                CounterMetricFamily(f"{PREFIX}preemption_{name}_seconds", what, labels=["mode"]),
+                {mode: seconds[mode] for mode in PreemptionMode},
+            )
+        yield _total("swap_fallbacks", "Recomputed, no CPU block left", counters.swap_fallbacks)
+        yield _total("swap_out_blocks", "Blocks moved to the CPU", counters.swap_out_blocks)
+        yield _total("swap_in_blocks", "Blocks moved back", counters.swap_in_blocks)
+        yield _total("cow_copies", "Shared blocks copied on write", counters.cow_copies)
+        yield _total("prefix_cache_queries", "Tokens looked up", counters.prefix_cache_queries)
+        yield _total("prefix_cache_hits", "Tokens found", counters.prefix_cache_hits)
+        yield _total("prefix_cache_evictions", "Cached blocks lost", server.core.prefix_evictions)
         yield _total("steps", "Plans run", counters.plans_finished)
         yield _labelled(
             CounterMetricFamily(

@@ -6,6 +6,7 @@ are alive while their heartbeats come.
 """
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -48,6 +49,7 @@ from shared.messages import (
     GatewayMessage,
     Heartbeat,
     Hello,
+    PreemptionMode,
     StepFailed,
     StepPlan,
     StepResult,
@@ -102,6 +104,9 @@ class SchedulerServer:
                 watermark=self.settings.watermark,
                 max_num_queued_reqs=self.settings.max_num_queued_reqs,
                 max_num_queued_tokens=self.settings.max_num_queued_tokens,
+                preemption_mode=self.settings.preemption_mode,
+                enable_prefix_caching=self.settings.enable_prefix_caching,
+                plans_in_flight=self.settings.plans_in_flight,
             )
         )
 
@@ -237,6 +242,9 @@ class SchedulerServer:
         _log.info(
             "executor_adopted", model=ready.model, blocks=ready.num_gpu_blocks,
             block_size=ready.block_size, max_model_len=ready.max_model_len,
+            cpu_blocks=ready.num_cpu_blocks, block_bytes=ready.costs.block_bytes,
+            copy_bytes_per_s=round(ready.costs.copy_bytes_per_s),
+            prefill_tokens_per_s=round(ready.costs.prefill_tokens_per_s, 1),
         )  # fmt: skip
         self.handle(ExecutorJoined(now, ready))
         for gateway in self.gateways:
@@ -288,19 +296,32 @@ class SchedulerServer:
                 prompt, generated = (
                     (new - old) / STATS_S for new, old in zip(after, before, strict=True)
                 )
-                usage = self.core.usage()
-                _log.info(
-                    f"Avg prompt throughput: {prompt:.1f} tokens/s, "
-                    f"Avg generation throughput: {generated:.1f} tokens/s, "
-                    f"Running: {self.core.num_running} reqs, "
-                    f"Swapped: {self.core.num_swapped} reqs, "
-                    f"Waiting: {self.core.num_waiting} reqs, "
-                    f"GPU KV cache usage: {100 * usage.used_share:.1f}%",
-                    prompt_tokens_per_s=round(prompt, 1),
-                    generation_tokens_per_s=round(generated, 1),
-                    kv_cache_usage=round(usage.used_share, 4),
-                )
+                self._say_how_it_goes(prompt, generated)
             before = after
+
+    def _say_how_it_goes(self, prompt: float, generated: float) -> None:
+        """Two rates in tokens a second, and where requests and blocks are."""
+        core, counters = self.core, self.core.counters
+        usage, cpu_usage = core.usage(), core.cpu_usage()
+        giving_way = {}
+        if counters.preemptions:
+            for mode in PreemptionMode:
+                giving_way[f"{mode}_estimated_s"] = round(counters.preemption_estimated_s[mode], 4)
+                giving_way[f"{mode}_actual_s"] = round(counters.preemption_actual_s[mode], 4)
+        _log.info(
+            f"Avg prompt throughput: {prompt:.1f} tokens/s, "
+            f"Avg generation throughput: {generated:.1f} tokens/s, "
+            f"Running: {core.num_running} reqs, "
+            f"Swapped: {core.num_swapped} reqs, "
+            f"Waiting: {core.num_waiting} reqs, "
+            f"GPU KV cache usage: {100 * usage.used_share:.1f}%, "
+            f"CPU KV cache usage: {100 * cpu_usage.used_share:.1f}%, "
+            f"Prefix cache hit rate: {100 * counters.prefix_cache_hit_rate:.1f}%",
+            prompt_tokens_per_s=round(prompt, 1),
+            generation_tokens_per_s=round(generated, 1),
+            kv_cache_usage=round(usage.used_share, 4),
+            **giving_way,
+        )
 
 
 def _absurdity(ready: ExecutorReady) -> str:
@@ -314,6 +335,13 @@ def _absurdity(ready: ExecutorReady) -> str:
     for name, (low, high) in limits.items():
         if not low <= getattr(ready, name) <= high:
             return f"{name} is {getattr(ready, name)}, not from {low} to {high}"
+    costs = ready.costs
+    if not (
+        costs.block_bytes >= 0
+        and 0 <= costs.copy_bytes_per_s < math.inf
+        and 0 <= costs.prefill_tokens_per_s < math.inf
+    ):
+        return f"its costs are {costs}"
     if not 1 <= ready.shape.vocab_size < 2**31:
         return f"vocab_size is {ready.shape.vocab_size}"
     if any(not 0 <= token_id < ready.shape.vocab_size for token_id in ready.eos_token_ids):

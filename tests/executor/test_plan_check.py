@@ -56,6 +56,12 @@ GOOD = [
     plan(copies=(Move(0, 1), Move(0, 2))),
     plan(swap_out=(Move(0, 1),), swap_in=(Move(0, 0),)),  # a swap-in after its own swap-out
     plan(swap_in=(Move(3, 5),), copies=(Move(5, 6),)),
+    plan(row((65,), 4, (3, 5)), swap_in=(Move(0, 3), Move(1, 5))),  # back, and on in the same plan
+    plan(row((65,), 4, (3, 6)), swap_in=(Move(1, 3), Move(0, 5)), copies=(Move(5, 6),)),
+    plan(row((65,), 1, (6,)), row((65,), 1, (5,), 2), copies=(Move(5, 6),)),  # the last in place
+    plan(swap_out=(Move(0, 1), Move(0, 2))),  # a block of two requests, once for each
+    plan(row((65,), 0, (0,)), swap_out=(Move(0, 1),)),  # it leaves, and is written anew
+    plan(swap_out=(Move(0, 1),), copies=(Move(2, 0),)),
 ]
 
 
@@ -142,6 +148,11 @@ BAD = [
     (plan(swap_out=(Move(0, 1), Move(2, 1))), "destination twice: 1"),
     (plan(swap_in=(Move(0, 1), Move(2, 1))), "destination twice: 1"),
     (plan(swap_in=(Move(0, 1),), copies=(Move(2, 1),)), "destination twice: block 1"),
+    (plan(row((65,), 0, (1,)), swap_in=(Move(0, 1), Move(0, 1))), "destination twice: 1"),
+    (plan(swap_out=(Move(8, 0),)), "source 8 is not in the gpu pool of 8"),
+    (plan(swap_in=(Move(0, 8),)), "destination 8 is not in the gpu pool of 8"),
+    (plan(swap_in=(Move(2**70, 0),)), "is not in the cpu pool of 4"),
+    (plan(swap_out=(Move(0, -1),)), "destination -1 is not in the cpu pool of 4"),
     (plan(swap_out=(Move(0, 1),), swap_in=(Move(1, 2),)), "destination is source: block 1"),
 ]
 

@@ -14,7 +14,7 @@ from services.executor.server import Executor
 from shared.errors import StartError
 from shared.ids import Boot
 from shared.liveness import HEARTBEAT_S
-from shared.messages import PREVIOUS, Drain, Heartbeat, StepFailed, StepResult
+from shared.messages import PREVIOUS, Drain, Heartbeat, Move, StepFailed, StepResult
 from shared.settings import ExecutorSettings
 from tests.executor.plain_toy import toy_logits
 from tests.executor.plans import BOOT, plan, row
@@ -55,7 +55,9 @@ async def test_it_says_what_it_is_until_it_is_adopted(tmp_path):
         await scheduler.until(lambda: len(scheduler.ready) >= 2, "the offer repeated")
         ready = await scheduler.adopt()
         assert (ready.model, ready.block_size, ready.num_gpu_blocks) == ("toy", 4, 8)
-        assert (ready.num_cpu_blocks, ready.max_model_len, ready.kv_dtype) == (0, 32, "int32")
+        assert (ready.num_cpu_blocks, ready.max_model_len, ready.kv_dtype) == (2048, 32, "int32")
+        assert ready.costs.block_bytes == 4 * 8
+        assert min(ready.costs.copy_bytes_per_s, ready.costs.prefill_tokens_per_s) > 0
         assert ready.eos_token_ids == (256,)
         await scheduler.run(plan(row()))
         offers, beats = len(scheduler.ready), len(scheduler.phases)
@@ -132,9 +134,9 @@ async def test_a_step_does_not_silence_it(tmp_path, monkeypatch):
         assert let_go.wait(60)
         raise MemoryError("no room")
 
-    monkeypatch.setattr("services.executor.model.toy.ToyModel.forward", stuck)
     async with running(settings_for(tmp_path)) as (scheduler, _, _):
         await scheduler.adopt()
+        monkeypatch.setattr("services.executor.model.toy.ToyModel.forward", stuck)
         scheduler.send(plan(row()))
         beats = len(scheduler.phases)
         try:
@@ -153,15 +155,47 @@ async def test_a_step_does_not_silence_it(tmp_path, monkeypatch):
 
 async def test_a_flood_of_plans_is_answered_not_kept(tmp_path, monkeypatch):
     let_go = threading.Event()
-    monkeypatch.setattr("services.executor.model.toy.time.sleep", lambda _: let_go.wait(60))
     async with running(settings_for(tmp_path, toy_step_ms=1)) as (scheduler, _, _):
         await scheduler.adopt()
+        monkeypatch.setattr("services.executor.model.toy.time.sleep", lambda _: let_go.wait(60))
         for step_id in range(1, 31):
             scheduler.send(plan(row(), step_id=step_id))
         await scheduler.until(lambda: len(scheduler.results) >= 13, "refusals")
         assert all("two in flight" in failed.message for failed in scheduler.results)
         let_go.set()
         await scheduler.until(lambda: len(scheduler.results) == 30, "all are answered")
+
+
+async def test_a_cpu_pool_of_the_size_asked_for_takes_blocks_and_gives_them_back(tmp_path):
+    async with running(settings_for(tmp_path, num_cpu_blocks_override=2)) as (scheduler, _, _):
+        ready = await scheduler.adopt()
+        assert ready.num_cpu_blocks == 2
+        _, over, _, back, beyond = await scheduler.run(
+            plan(row((65, 66, 67, 68), 0, (3,)), step_id=1, swap_out=()),
+            plan(row((80, 81, 82, 83), 0, (3,), 2), step_id=2, swap_out=(Move(3, 1),)),
+            plan(row((70,), 0, (5,), 4), step_id=3),
+            plan(row((69,), 4, (6, 7)), step_id=4, swap_in=(Move(1, 6),)),
+            plan(step_id=5, swap_out=(Move(3, 2),)),
+        )
+        context = [(65 + place, place) for place in range(5)]
+        assert back.sampled[0].token_id == int(toy_logits(context).argmax())
+        assert min(over.timings.swap_s, back.timings.swap_s) > 0
+        assert "destination 2 is not in the cpu pool of 2" in beyond.message
+
+
+async def test_without_swap_space_nothing_can_be_swapped_and_no_rate_is_told(tmp_path):
+    async with running(settings_for(tmp_path, swap_space=0.0)) as (scheduler, _, _):
+        ready = await scheduler.adopt()
+        assert (ready.num_cpu_blocks, ready.costs.copy_bytes_per_s) == (0, 0.0)
+        (result,) = await scheduler.run(plan(swap_out=(Move(0, 0),)))
+        assert "not in the cpu pool of 0" in result.message
+
+
+def test_swap_space_that_does_not_fit_is_a_clear_error(tmp_path):
+    with pytest.raises(StartError, match="--swap-space 1e"):
+        Executor(settings_for(tmp_path, swap_space=1e6)).run()
+    with pytest.raises(StartError, match="--num-cpu-blocks-override 1000000000000"):
+        Executor(settings_for(tmp_path, num_cpu_blocks_override=10**12)).run()
 
 
 def test_a_metrics_port_in_use_is_a_clear_error(tmp_path):

@@ -166,6 +166,16 @@ def text_of(events: list[Any]) -> str:
     return "".join(parts)
 
 
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+    """The whole field, as an answer ends with it."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
 @asynccontextmanager
 async def open_house(
     folder: Path,

@@ -82,9 +82,10 @@ def places_of(token_id: int, position: int, num_top: int) -> PositionLogprobs:
 
 @dataclass
 class _Log:
-    """All tokens of one request, and its end."""
+    """All tokens of one sequence of a request, and its end."""
 
     submit: Submit
+    index: int = 0
     token_ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
 
@@ -97,14 +98,17 @@ class _Log:
             first = len(submit.prompt) + start
             logprobs = [places_of(x, first + i, num_top) for i, x in enumerate(token_ids)]
         of_prompt: list[PositionLogprobs] = []
-        if (num_top := sampling.prompt_logprobs) is not None and start == 0:
+        if (num_top := sampling.prompt_logprobs) is not None and start == 0 and not self.index:
             of_prompt = [places_of(x, i, num_top) for i, x in enumerate(submit.prompt) if i]
-        return TokenRun(submit.request_id, 0, start, token_ids, tuple(logprobs), tuple(of_prompt))
+        return TokenRun(
+            submit.request_id, self.index, start, token_ids, tuple(logprobs), tuple(of_prompt)
+        )
 
     @property
     def owes_prompt(self) -> bool:
         """Nothing is to be generated, and still there is something to be told."""
-        return self.submit.sampling.prompt_logprobs is not None and not self.token_ids
+        wants = self.submit.sampling.prompt_logprobs is not None
+        return wants and not self.index and not self.token_ids
 
 
 class ScriptedScheduler:
@@ -129,7 +133,8 @@ class ScriptedScheduler:
         self.is_mute = False
         self.script: deque[Script] = deque()
         self.received: list[GatewayMessage] = []
-        self.logs: dict[RequestId, _Log] = {}
+        self.logs: dict[RequestId, list[_Log]] = {}
+        self.cached_tokens = 0
         self.answer: Callable[[Submit], bytes] | None = None
         self.dice: random.Random | None = None
         self._changed = asyncio.Condition()
@@ -169,10 +174,15 @@ class ScriptedScheduler:
         assert self._router.send(self._peer, message)
 
     def run(
-        self, request_id: RequestId, run: bytes | str | Sequence[int], *, lost: bool = False
+        self,
+        request_id: RequestId,
+        run: bytes | str | Sequence[int],
+        index: int = 0,
+        *,
+        lost: bool = False,
     ) -> None:
         """Generate these tokens; `lost` ones are logged and never sent."""
-        log = self.logs[request_id]
+        log = self.logs[request_id][index]
         start = len(log.token_ids)
         log.token_ids += ids_of(run)
         if not lost:
@@ -182,16 +192,19 @@ class ScriptedScheduler:
         self,
         request_id: RequestId,
         reason: FinishReason = FinishReason.LENGTH,
+        index: int = 0,
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
         code: ErrorCode | None = None,
         lost: bool = False,
     ) -> None:
-        log = self.logs[request_id]
+        log = self.logs[request_id][index]
         length = len(log.token_ids)
-        usage = Usage(len(log.submit.prompt), length)
-        log.finished = Finished(request_id, 0, reason, length, usage, stop_token_id, error, code)
+        usage = Usage(len(log.submit.prompt), length, self.cached_tokens)
+        log.finished = Finished(
+            request_id, index, reason, length, usage, stop_token_id, error, code
+        )
         if not lost:
             self.send(log.finished)
 
@@ -218,7 +231,7 @@ class ScriptedScheduler:
             case Submit():
                 self.take(message)
             case Cancel(reason=CancelReason.STOP_STRING):
-                self.finish(message.request_id, FinishReason.STOP)
+                self.finish(message.request_id, FinishReason.STOP, message.sequence or 0)
             case Cancel() | Done():
                 self.logs.pop(message.request_id, None)
 
@@ -237,20 +250,28 @@ class ScriptedScheduler:
                 )
             )
             return
-        log = self.logs[submit.request_id] = _Log(submit)
-        if submit.generated:
-            log.token_ids += submit.generated[0].token_ids
+        logs = self.logs[submit.request_id] = [
+            _Log(submit, index) for index in range(submit.sampling.n)
+        ]
+        for log, generated in zip(logs, submit.generated, strict=bool(submit.generated)):
+            log.token_ids += generated.token_ids
         self.send(Accepted(submit.request_id, submit.sampling.max_tokens or 100))
-        if self.answer is not None:
-            self._go_on(log)
-            return
-        if self.holds:
-            return
-        for run in script.runs or ([()] if log.owes_prompt else ()):
-            self.run(submit.request_id, run)
+        for log in logs:
+            if self.answer is not None:
+                self._go_on(log)
+            elif not self.holds:
+                self._tell(log, script)
+
+    def _tell(self, log: _Log, script: Script) -> None:
+        """All of an answer; of several, each but the first begins with its number."""
+        request_id = log.submit.request_id
+        runs = [str(log.index), *script.runs] if log.index else script.runs
+        for run in runs or ([()] if log.owes_prompt else ()):
+            self.run(request_id, run, log.index)
         self.finish(
-            submit.request_id,
+            request_id,
             script.reason,
+            log.index,
             stop_token_id=script.stop_token_id,
             error=script.error,
             code=script.code,
@@ -258,29 +279,30 @@ class ScriptedScheduler:
 
     def _mend(self, heartbeat: Heartbeat) -> None:
         for stream in heartbeat.streams:
-            log = self.logs.get(stream.request_id)
-            if log is None:
+            logs = self.logs.get(stream.request_id)
+            if logs is None:
                 no = Refused(stream.request_id, ErrorCode.UNKNOWN_REQUEST, "unknown request")
                 self.send(no)
                 continue
-            self._go_on(log)
-            (have,) = stream.positions
-            if have < len(log.token_ids) or (log.finished is not None and log.owes_prompt):
-                self._maybe(Tokens((log.run(have),)))
-            if log.finished is not None:
-                self._maybe(log.finished)
+            for log, have in zip(logs, stream.positions, strict=True):
+                self._go_on(log)
+                if have < len(log.token_ids) or (log.finished is not None and log.owes_prompt):
+                    self._maybe(Tokens((log.run(have),)))
+                if log.finished is not None:
+                    self._maybe(log.finished)
 
     def _go_on(self, log: _Log) -> None:
         """Generate a few tokens more of the answer, some of them lost on the way."""
         if self.answer is None or log.finished is not None:
             return
         answer, request_id = self.answer(log.submit), log.submit.request_id
+        answer = str(log.index).encode() * (log.index > 0) + answer
         for _ in range(4):
             start = len(log.token_ids)
             log.token_ids += answer[start : start + 5]
             self._maybe(Tokens((log.run(start),)))
         if len(log.token_ids) == len(answer):
-            self.finish(request_id, lost=True)
+            self.finish(request_id, index=log.index, lost=True)
 
     def _maybe(self, message: object) -> None:
         if self.dice is None or self.dice.random() < 0.6:

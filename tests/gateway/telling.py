@@ -33,18 +33,19 @@ def call_of(
     endpoint: str = "completion",
     logprobs: int | None = None,
     stop: Sequence[str] = (),
+    n: int = 1,
     **fields: Any,
 ) -> Call:
     """A call with everything that an event can tell, unless told otherwise."""
     of_prompt = logprobs if fields.get("echo") else None
-    sampling = SamplingParams(logprobs=logprobs, prompt_logprobs=of_prompt)
+    sampling = SamplingParams(n=n, logprobs=logprobs, prompt_logprobs=of_prompt)
     told = {"stream": ALL_USAGE, "return_token_ids": True, **fields}
     return Call(endpoint=endpoint, model=None, sampling=sampling, stop=tuple(stop), **told)
 
 
 @dataclass
 class Delivery:
-    """How the tokens of one prompt's answer reach the gateway.
+    """How the tokens of one choice reach the gateway.
 
     `runs` are (first, length): overlaps are repeats, gaps are refused; then comes all the rest.
     """
@@ -130,23 +131,24 @@ class Telling:
         self._events = StreamEvents(call, self.answer, self.progress, tokenizer)
 
     def as_stream(self, deliveries: Sequence[Delivery]) -> Told:
-        """One message of each prompt in turn, and all that is new told after each."""
+        """One message of each choice in turn, and all that is new told after each."""
         told = Told(parse(self._events.opening()))
         turns = max(len(delivery.runs) for delivery in deliveries)
         for turn in range(turns + 1):
-            for number, delivery in enumerate(deliveries):
-                self._deliver(number, delivery, turn, is_last=turn == turns)
-                told.frames += parse(self._news(number))
-        told.frames += parse(self._events.closing())
+            for index, delivery in enumerate(deliveries):
+                self._deliver(index, delivery, turn, is_last=turn == turns)
+                told.frames += parse(self._news(index // self.call.sampling.n))
+        told.frames += parse(self._events.usage(0))
         return told
 
     def in_one_piece(self, deliveries: Sequence[Delivery]) -> dict[str, Any]:
-        for number, delivery in enumerate(deliveries):
-            self._deliver(number, delivery, 0, is_last=True)
+        for index, delivery in enumerate(deliveries):
+            self._deliver(index, delivery, 0, is_last=True)
+            number = index // self.call.sampling.n
             for piece in self.streams[number].take():
                 self.progress.feed(self.progress.index_of(number, piece), piece)
         of_prompts = [stream.prompt_logprobs for stream in self.streams]
-        whole = WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts)
+        whole = WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts, 0)
         answer: dict[str, Any] = json.loads(whole.json())
         return answer
 
@@ -159,25 +161,30 @@ class Telling:
                 self.streams[number].stopped(piece.sequence)
         return b"".join(told)
 
-    def _deliver(self, number: int, delivery: Delivery, turn: int, *, is_last: bool) -> None:
+    def _deliver(self, index: int, delivery: Delivery, turn: int, *, is_last: bool) -> None:
+        number, sequence = divmod(index, self.call.sampling.n)
         stream = self.streams[number]
         if turn < len(delivery.runs):
             start, length = delivery.runs[turn]
-            have = stream.position.positions[0]
-            run = run_of(stream.submit, delivery.token_ids, start, start + length)
+            have = stream.position.positions[sequence]
+            run = run_of(stream.submit, delivery.token_ids, start, start + length, sequence)
             assert stream.arrived(run) == (start <= have)
         if is_last:
-            stream.arrived(run_of(stream.submit, delivery.token_ids, 0))
+            stream.arrived(run_of(stream.submit, delivery.token_ids, 0, None, sequence))
             length = len(delivery.token_ids)
             usage = Usage(len(stream.submit.prompt), length)
             reason = FinishReason.LENGTH if delivery.stop_token_id is None else FinishReason.STOP
             stream.ended(
-                Finished(stream.request_id, 0, reason, length, usage, delivery.stop_token_id)
+                Finished(stream.request_id, sequence, reason, length, usage, delivery.stop_token_id)
             )
 
 
 def run_of(
-    submit: Submit, token_ids: Sequence[int], start: int, end: int | None = None
+    submit: Submit,
+    token_ids: Sequence[int],
+    start: int,
+    end: int | None = None,
+    sequence: int = 0,
 ) -> TokenRun:
     """Tokens with what the request asks for beside them."""
     sampling, new = submit.sampling, tuple(token_ids[start:end])
@@ -185,9 +192,9 @@ def run_of(
     logprobs, of_prompt = [], []
     if (num_top := sampling.logprobs) is not None:
         logprobs = [places_of(x, first + i, num_top) for i, x in enumerate(new)]
-    if (num_top := sampling.prompt_logprobs) is not None and start == 0:
+    if (num_top := sampling.prompt_logprobs) is not None and start == 0 and sequence == 0:
         of_prompt = [places_of(x, i, num_top) for i, x in enumerate(submit.prompt) if i]
-    return TokenRun(submit.request_id, 0, start, new, tuple(logprobs), tuple(of_prompt))
+    return TokenRun(submit.request_id, sequence, start, new, tuple(logprobs), tuple(of_prompt))
 
 
 def _no_one() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from shared.messages import CancelReason, Done, Submit
 from shared.sampling import FinishReason
-from tests.gateway.house import House, open_house, text_of
+from tests.gateway.house import House, open_house, text_of, usage
 from tests.gateway.scripted_scheduler import EOS, Script
 from tests.gateway.tiny_models import gguf
 
@@ -29,7 +29,7 @@ async def test_a_completion_in_one_piece(house: House) -> None:
             "stop_reason": None,
         }
     ]
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 11, "total_tokens": 13}
+    assert answer["usage"] == usage(2, 11)
 
 
 async def test_a_chat_in_one_piece(house: House) -> None:
@@ -106,7 +106,7 @@ async def test_usage_is_one_chunk_without_choices_last_before_done(house: House)
         told = await events.rest()
     assert told[-1] == "[DONE]"
     assert told[-2]["choices"] == []
-    assert told[-2]["usage"] == {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25}
+    assert told[-2]["usage"] == usage(20, 5)
     assert [event["choices"] == [] for event in told[:-1]].count(True) == 1
 
 

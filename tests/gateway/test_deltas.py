@@ -177,6 +177,41 @@ def test_several_prompts_do_not_mix(texts, stops, interval) -> None:
         assert told.text(index) == expected(stops, text)[0]
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    texts=st.lists(st.tuples(CHARACTERS, st.integers(0, 99)), min_size=6, max_size=6),
+    n=st.sampled_from([2, 3, 6]),
+    endpoint=st.sampled_from(["completion", "chat"]),
+    logprobs=st.none() | st.integers(0, 2),
+    stops=STOPS,
+    interval=st.integers(1, 4),
+    echo=st.booleans(),
+)
+def test_several_answers_to_a_prompt_do_not_mix(
+    texts, n, endpoint, logprobs, stops, interval, echo
+) -> None:
+    """Choice i of prompt p is the choice p * n + i; a chat has one prompt."""
+    texts = texts[:n] if endpoint == "chat" else texts
+    ids = [tuple(text.encode()) for text, _ in texts]
+    prompts = [prompt_of(f"prompt {number}") for number in range(len(texts) // n)]
+    echo = echo and endpoint == "completion"
+    call = call_of(endpoint, logprobs, stops, n, echo=echo)
+    deliveries = [
+        stumbling(one, random.Random(seed)) for one, (_, seed) in zip(ids, texts, strict=True)
+    ]
+    told = Telling(call, prompts, stream_interval=interval).as_stream(deliveries)
+    whole = Telling(call, prompts).in_one_piece([Delivery(one) for one in ids])
+    assert [choice["index"] for choice in whole["choices"]] == list(range(len(texts)))
+    count = sum(len(prompt.token_ids) for prompt in prompts)
+    for index, (text, _) in enumerate(texts):
+        check(told, whole, count, index)
+        before = prompts[index // n].text if echo else ""
+        assert told.text(index) == before + expected(stops, text)[0]
+    if endpoint == "chat":
+        roles = [c["index"] for _, f in told.frames for c in f["choices"] if "role" in c["delta"]]
+        assert roles == list(range(n)), "each choice opens with its role, once"
+
+
 @pytest.mark.model
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())

@@ -13,7 +13,7 @@ from services.gateway.tokenizer import ToyTokenizer, load_tokenizer
 from shared.ids import RequestId
 from shared.messages import Finished, PositionLogprobs, StreamPosition, TokenRun, Tokens, Usage
 from shared.sampling import FinishReason
-from tests.gateway.house import House, restart, text_of
+from tests.gateway.house import House, restart, text_of, usage
 from tests.gateway.scripted_scheduler import EOS, Script, places_of
 from tests.gateway.telling import Delivery, Telling, call_of, prompt_of
 from tests.gateway.test_tokenizer import byte_level_core, folder_of
@@ -232,7 +232,7 @@ async def test_echo_of_nothing_more_with_logprobs(house: House) -> None:
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert None not in choice["logprobs"]["token_logprobs"][1:]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+    assert answer["usage"] == usage(5, 0)
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -101,7 +101,7 @@ async def test_repeats_are_dropped(held: Held) -> None:
     held.run("abc")
     for start, text in ((0, b"ab"), (1, b"bcd"), (0, b"abcde")):
         held.scheduler.send(Tokens((TokenRun(held.request_id, 0, start, tuple(text)),)))
-    held.scheduler.logs[held.request_id].token_ids[:] = b"abcde"
+    held.scheduler.logs[held.request_id][0].token_ids[:] = b"abcde"
     held.finish()
     held.finish()
     assert text_of(await held.events.rest()) == "abcde"
@@ -109,7 +109,7 @@ async def test_repeats_are_dropped(held: Held) -> None:
 
 async def test_an_end_that_comes_after_all_is_done_is_answered_done(held: Held) -> None:
     held.finish()
-    finished = held.scheduler.logs[held.request_id].finished
+    finished = held.scheduler.logs[held.request_id][0].finished
     await held.events.rest()
     await held.scheduler.until(lambda: len(held.scheduler.of(Done)) == 1)
     held.scheduler.send(finished)

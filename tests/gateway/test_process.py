@@ -210,7 +210,7 @@ async def test_one_connection_serves_many_requests(house: House) -> None:
         writer.write(request[20:])
         head = await connection[0].readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
-        await connection[0].readuntil(b"}}")
+        await connection[0].readuntil(b"}}}")
         assert len(house.scheduler.of(Submit)) == count
     writer.close()
     await writer.wait_closed()

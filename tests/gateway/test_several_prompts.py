@@ -8,7 +8,7 @@ import pytest
 from shared.errors import ErrorCode
 from shared.messages import CancelReason, Done, Heartbeat, Refused, Submit
 from shared.sampling import FinishReason
-from tests.gateway.house import House, restart, text_of
+from tests.gateway.house import House, restart, text_of, usage
 from tests.gateway.scripted_scheduler import Script
 
 PATH = "/v1/completions"
@@ -29,7 +29,7 @@ async def test_each_prompt_is_a_request_and_a_choice(house: House) -> None:
     answer = await house.complete(prompt=[[97], [98, 98], [99, 99, 99]])
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [choice["text"] for choice in answer["choices"]] == ["one", "twelve", "3"]
-    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 10, "total_tokens": 16}
+    assert answer["usage"] == usage(6, 10)
     submits = house.scheduler.of(Submit)
     assert [bytes(submit.prompt) for submit in submits] == [b"a", b"bb", b"ccc"]
     first = answer["id"]
@@ -55,7 +55,7 @@ async def test_one_stream_tells_them_all_as_they_come(house: House) -> None:
         house.scheduler.finish(two)
         told += await events.rest()
     assert texts_of(told[:-1], 2) == ["eins", "zwei!"]
-    assert told[-2]["usage"] == {"prompt_tokens": 2, "completion_tokens": 9, "total_tokens": 11}
+    assert told[-2]["usage"] == usage(2, 9)
     assert told[-1] == "[DONE]"
 
 

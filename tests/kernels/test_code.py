@@ -54,7 +54,7 @@ def test_without_any_writable_cache_it_compiles_and_says_so(tmp_path: Path) -> N
         "import pathlib\n"
         "from kernels.cpu import code\n"
         f"code._folders = lambda: iter([pathlib.Path({str(blocked)!r}) / 'cache'])\n"
-        "assert set(code.bodies('team')) == {'lead', 'follow', 'nothing'}\n"
+        "assert set(code.bodies('team')) == {'lead', 'follow', 'nothing', 'copy'}\n"
     )
     told = run_probe(script)
     assert "compiling_kernels" in told.stdout + told.stderr

@@ -13,6 +13,7 @@ from shared.messages import (
     TO_GATEWAY,
     TO_SCHEDULER,
     Adopt,
+    Costs,
     ExecutorReady,
     Hello,
     Sampled,
@@ -26,6 +27,7 @@ from shared.settings import SchedulerSettings
 READY = ExecutorReady(
     boot=Boot(5), model="toy", shape=ModelShape(1, 1, 1, 8, 8, 512, 8192), block_size=4,
     num_gpu_blocks=32, num_cpu_blocks=0, max_model_len=64, eos_token_ids=(256,), kv_dtype="int32",
+    costs=Costs(32, 1e9, 1e3),
 )  # fmt: skip
 SUBMIT = Submit("cmpl-1", (65, 66, 67), SamplingParams(max_tokens=2, ignore_eos=True))
 

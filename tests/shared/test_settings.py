@@ -6,6 +6,7 @@ from shared.errors import StartError
 from shared.settings import (
     ExecutorSettings,
     GatewaySettings,
+    SchedulerSettings,
     UpSettings,
     flags_of,
     load,
@@ -78,6 +79,15 @@ def test_up_hands_each_process_what_is_its_own():
     settings = load(UpSettings, ["--model", "toy", "--block-size", "4", "--port", "1001"], "up")
     assert flags_of(settings, ExecutorSettings) == ["--model=toy", "--block-size=4"]
     assert flags_of(settings, GatewaySettings) == ["--model=toy", "--port=1001"]
+
+
+def test_a_switch_reaches_a_child_process_either_way():
+    for switch, is_on in (("--enable-prefix-caching", True), ("--no-enable-prefix-caching", False)):
+        told = load(UpSettings, [switch], "splitflap up")
+        passed_on = flags_of(told, SchedulerSettings)
+        assert passed_on == [switch]
+        scheduler = load(SchedulerSettings, passed_on, "splitflap scheduler")
+        assert scheduler.enable_prefix_caching is is_on
 
 
 # ------------------------------------------------------------------ API keys

@@ -6,6 +6,9 @@ from schemathesis import GenerationMode
 BETWEEN_FIELDS = (
     "max_tokens: must be at least 1 (0 only with echo or prompt_logprobs)",
     "above max_tokens",
+    "best_of: is ",  # below n, or above it in a stream
+    "must be 1 at temperature 0",
+    "at most 1024 in one request",  # prompts times their answers
     "max_completion_tokens: is ",
     "stream_options: is for streams",
     "needs include_usage: true",

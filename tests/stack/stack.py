@@ -76,11 +76,16 @@ class Stack:
                 found[match[1]] = value
         return found
 
+    def unheld(self):
+        """Blocks that nobody holds; what is in some of them is still known."""
+        blocks = self.blocks()
+        return blocks["free"] + blocks["cached"]
+
     def is_idle(self):
-        """Nothing runs, waits or is swapped, and every block is free again."""
+        """Nothing runs, waits or is swapped, and nobody holds a block."""
         metrics, blocks = self.metrics(), self.blocks()
         live = [metrics[f"num_requests_{state}"] for state in ("running", "waiting", "swapped")]
-        return live == [0, 0, 0] and blocks["used"] == 0 and blocks["free"] > 0
+        return live == [0, 0, 0] and blocks["used"] == 0 and self.unheld() > 0
 
     def children(self):
         """{name: process} of the three."""

@@ -378,6 +378,7 @@ def test_deltas_joined_are_the_whole_text(server):
 
 
 def test_usage_comes_once_at_the_end_or_with_every_chunk(server):
+    chat(server)  # from now on its prompt is cached
     whole = chat(server)["usage"]
     chunks = chat_chunks(server, stream_options={"include_usage": True})
     assert [c["usage"] for c in chunks] == [None] * (len(chunks) - 1) + [whole]
@@ -406,7 +407,8 @@ def test_tokens_and_logprobs_of_a_stream_are_those_of_the_whole(server):
 @pytest.mark.parametrize(
     ("wish", "param"),
     [
-        ({"n": 2}, "n"), ({"best_of": 2}, "best_of"), ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 129}, "n"), ({"n": 2, "temperature": 0}, "n"),
+        ({"best_of": 2, "stream": True}, "best_of"), ({"max_tokens": 0}, "max_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"suffix": "x"}, "suffix"), ({"logprobs": 21}, "logprobs"), ({"top_p": 0}, "top_p"),
         ({"logit_bias": {"1": 101}}, "logit_bias"), ({"presence_penalty": 3}, "presence_penalty"),

@@ -59,11 +59,11 @@ def fields(toy):
 def witness(toy):
     """What the server says when all is well; it must say so to the end."""
     before = complete(toy, **WITNESS)["choices"][0]["text"]
-    blocks = toy.blocks()
+    blocks = toy.unheld()
     children = {name: child.pid for name, child in toy.children().items()}
     yield
     until(toy.is_idle, "nothing is left of any request")
-    assert toy.blocks() == blocks
+    assert toy.unheld() == blocks
     assert {name: child.pid for name, child in toy.children().items()} == children
     assert complete(toy, **WITNESS)["choices"][0]["text"] == before
 

@@ -47,5 +47,5 @@ def test_what_the_document_says_is_what_the_server_does(toy, tmp_path) -> None:
 
 def test_nothing_of_all_that_is_left(toy) -> None:
     until(toy.is_idle, "idle")
-    assert toy.blocks()["free"] == 64
+    assert toy.unheld() == 64
     assert fetch(toy.url + "/health/ready")[0] == 200

@@ -19,6 +19,9 @@ class DecoderModel(Protocol):
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool of `num_blocks` blocks of `block_size` tokens; its layout is the back end's."""
 
+    def allocate_swap_pool(self, num_blocks: int, block_size: int) -> Tensor:
+        """A pool in main memory for blocks that are swapped out of the other."""
+
     def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
         """Write the batch's keys and values, attend, and return logits.
 

@@ -23,10 +23,15 @@ class Llama:
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool in the back end's layout; its memory is not touched before it is written."""
+        return self._kernels.allocate_pool(self._pool_spec(num_blocks, block_size))
+
+    def allocate_swap_pool(self, num_blocks: int, block_size: int) -> Tensor:
+        """A pool of the same layout in main memory, not touched before it is written either."""
+        return self._kernels.allocate_swap_pool(self._pool_spec(num_blocks, block_size))
+
+    def _pool_spec(self, num_blocks: int, block_size: int) -> PoolSpec:
         device = self._weights.final_norm.device
-        return self._kernels.allocate_pool(
-            PoolSpec(self.shape, num_blocks, block_size, self._kernels.dtype, device)
-        )
+        return PoolSpec(self.shape, num_blocks, block_size, self._kernels.dtype, device)
 
     @torch.inference_mode()
     def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:

@@ -71,6 +71,10 @@ class ToyModel:
         """[num_blocks, block_size, 2] int32: token and position of each place; -1 = unwritten."""
         return torch.full((num_blocks, block_size, 2), _UNWRITTEN, dtype=torch.int32)
 
+    def allocate_swap_pool(self, num_blocks: int, block_size: int) -> Tensor:
+        """Another pool."""
+        return self.allocate_pool(num_blocks, block_size)
+
     def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
         """Write each token and its position, then hash what the wanted tokens' tables reach.
 

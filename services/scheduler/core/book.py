@@ -42,6 +42,11 @@ class Book:
         """Who takes part in the steps."""
         return self._lines[Status.RUNNING]
 
+    @property
+    def swapped(self) -> Line:
+        """Whose blocks are in the CPU pool."""
+        return self._lines[Status.SWAPPED]
+
     def line(self, status: Status) -> Line:
         """The requests of one status that is not the end."""
         return self._lines[status]

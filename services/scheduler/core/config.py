@@ -1,10 +1,13 @@
 """What the scheduler is told at its start."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from shared.errors import StartError
 from shared.ids import Boot
 from shared.messages import MAX_SCORED_TOKENS
+
+PREEMPTION_MODES: Final = ("auto", "swap", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,9 @@ class SchedulerConfig:
         max_num_seqs: most sequences that run together. Default: vLLM's.
         max_num_batched_tokens: most tokens one step computes; it bounds the running sequences too.
         watermark: share of the pool a start leaves free for those who go on. Default: vLLM v0's.
-        plans_in_flight: plans sent ahead of their results; one is all there is for now.
+        plans_in_flight: plans sent ahead of their results, 1 or 2.
+        preemption_mode: what becomes of a victim's blocks: auto, swap or recompute.
+        enable_prefix_caching: whether full blocks are kept for prompts that begin alike.
         max_scored_tokens: most prompt tokens whose log-probabilities one step reports.
         max_num_queued_reqs: most requests that wait for their first step; more are refused.
         max_num_queued_tokens: most prompt tokens that these may have together.
@@ -30,10 +35,17 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     watermark: float = 0.01
     plans_in_flight: int = 1
+    preemption_mode: str = "auto"
+    enable_prefix_caching: bool = True
     max_scored_tokens: int = MAX_SCORED_TOKENS
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 4 * 2**20
     stream_ttl_s: float = 300.0
+
+    @property
+    def most_sequences(self) -> int:
+        """Most sequences that can run together: each has a token in every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -44,8 +56,13 @@ class SchedulerConfig:
             )
         if not 0 <= self.watermark < 1:
             raise StartError(f"--watermark must be from 0 to below 1, not {self.watermark}")
-        if self.plans_in_flight != 1:
-            raise StartError(f"--plans-in-flight can only be 1 yet, not {self.plans_in_flight}")
+        if self.plans_in_flight not in (1, 2):
+            raise StartError(f"--plans-in-flight must be 1 or 2, not {self.plans_in_flight}")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise StartError(
+                f"--preemption-mode must be one of {', '.join(PREEMPTION_MODES)}, "
+                f"not {self.preemption_mode}"
+            )
         if not 1 <= self.max_scored_tokens <= MAX_SCORED_TOKENS:
             raise StartError(
                 f"max_scored_tokens must be from 1 to {MAX_SCORED_TOKENS}, "

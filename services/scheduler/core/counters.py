@@ -7,6 +7,10 @@ from shared.messages import PreemptionMode
 from shared.sampling import FinishReason
 
 
+def _no_seconds() -> dict[PreemptionMode, float]:
+    return dict.fromkeys(PreemptionMode, 0.0)
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals of one scheduler life.
@@ -17,6 +21,12 @@ class Counters:
         prompt_tokens: of prompts computed to their end, each once however often it was recomputed.
         computed_tokens: places assigned by plans sent, recomputed ones included.
         results_dropped: step results of no plan in flight.
+        swap_fallbacks: requests that were recomputed because the CPU pool had no room.
+        swap_out_blocks, swap_in_blocks, cow_copies: whole blocks copied by plans sent.
+        prefix_cache_queries: tokens of requests that were looked up at their first start.
+        prefix_cache_hits: how many of them were there.
+        preemption_estimated_s: seconds that giving way was expected to cost, where that is known.
+        preemption_actual_s: seconds that moves and recomputed tokens took.
         reports_ignored: parts of a result about sequences that had no row in its plan.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
@@ -28,6 +38,14 @@ class Counters:
     generation_tokens: int = 0
     computed_tokens: int = 0
     preemptions: Counter[PreemptionMode] = field(default_factory=Counter)
+    swap_fallbacks: int = 0
+    swap_out_blocks: int = 0
+    swap_in_blocks: int = 0
+    cow_copies: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemption_estimated_s: dict[PreemptionMode, float] = field(default_factory=_no_seconds)
+    preemption_actual_s: dict[PreemptionMode, float] = field(default_factory=_no_seconds)
     plans_sent: int = 0
     plans_finished: int = 0
     plans_refused: int = 0
@@ -37,6 +55,12 @@ class Counters:
     reports_ignored: int = 0
     executor_losses: int = 0
     resent_runs: int = 0
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Tokens found in the prefix cache as a share of those looked up, 0 to 1."""
+        queries = self.prefix_cache_queries
+        return self.prefix_cache_hits / queries if queries else 0.0
 
     def tokens(self) -> tuple[int, int]:
         """(prompt tokens, generated tokens) so far: two of them make a throughput."""

@@ -1,6 +1,6 @@
 """How the sequences of a request grow: what to ask of a step, and when an answer ends one.
 
-`Sample(n)` and `Beam(width)` belong here too; a request holds one `Decoding` and asks no further.
+`Beam(width)` belongs here too; a request holds one `Decoding` and asks no further.
 """
 
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from services.scheduler.core.sequence import Sequence
 from shared import messages
 from shared.ids import Ids, SequenceId
+from shared.messages import PREVIOUS
 from shared.sampling import SamplingParams
 
 
@@ -39,11 +40,12 @@ class Nothing:
 
 
 class Sample:
-    """One sequence, one draw a step."""
+    """Each of n sequences grows by one draw a step; the first is drawn n times from one prompt."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: Ids) -> None:
         self._params = params
         self._needs_history = params.draw.needs_history
+        self._min_tokens = params.min_tokens
         stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids.update(eos_token_ids)
@@ -53,13 +55,13 @@ class Sample:
 
     def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
         """One draw. Before `min_tokens` no token that would end the sequence may be drawn."""
-        free = self._free_asks.get(sequence.sequence_id)
-        if free is not None:
-            return free
-        is_free = len(sequence.generated) >= self._params.min_tokens
-        asks = (self._ask(sequence, () if is_free else self._banned),)
-        if is_free and not self._needs_history:  # the same at every step from here on
-            self._free_asks[sequence.sequence_id] = asks
+        if self._min_tokens and sequence.num_drawn < self._min_tokens:
+            return (self._ask(sequence, self._banned),)
+        asks = self._free_asks.get(sequence.sequence_id)
+        if asks is None:
+            asks = (self._ask(sequence, ()),)
+            if not self._needs_history:  # the same at every step from here on
+                self._free_asks[sequence.sequence_id] = asks
         return asks
 
     def _ask(self, sequence: Sequence, banned_ids: Ids) -> messages.Sample:
@@ -70,7 +72,11 @@ class Sample:
             sequence.index,
             self._params.seed,
             self._params.draw,
-            history=sequence.prompt + tuple(sequence.generated) if has_history else (),
+            history=(
+                sequence.prompt + tuple(sequence.generated) + (PREVIOUS,) * sequence.ahead
+                if has_history
+                else ()
+            ),
             num_prompt=len(sequence.prompt) if has_history else 0,
             banned_ids=banned_ids,
             num_top=self._params.logprobs,

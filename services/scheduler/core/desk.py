@@ -193,7 +193,7 @@ class Desk:
             return
         request.decoding = decoding_of(request.submit.sampling, limits.eos_token_ids)
         if max_tokens < request.max_tokens:
-            request.max_tokens = max_tokens
+            request.limit(max_tokens)
             self._streams.accepted(request)
         for sequence in request.live_sequences:
             if finish := self._endings.due(request, sequence):
@@ -202,7 +202,7 @@ class Desk:
     # ----------------------------------------------------------------- giving up, going on
 
     def cancelled(self, event: CancelRequested) -> None:
-        """CLIENT_GONE: forgotten in silence. STOP_STRING: ended, and `Finished` says so."""
+        """CLIENT_GONE: ended in silence, and forgotten whole. STOP_STRING: `Finished` says so."""
         cancel = event.cancel
         self._lobby.cancel(event)
         request = self._own(event.gateway, cancel.request_id)
@@ -221,6 +221,9 @@ class Desk:
                     self._streams.ended(request, sequence)
         elif len(chosen) == len(request.sequences):
             self._endings.forget(request, event.at)
+        else:
+            for sequence in chosen:
+                self._endings.give_up(request, sequence, event.at)
 
     def done(self, event: RequestDone) -> None:
         """Everything has reached the client; a log, or even a live request, may go."""

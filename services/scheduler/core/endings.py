@@ -39,6 +39,11 @@ class Endings:
         for sequence in request.live_sequences:
             self.end(request, sequence, finish, at)
 
+    def give_up(self, request: Request, sequence: Sequence, at: float) -> None:
+        """Nobody wants to hear of this sequence again; the others of its request go on."""
+        if sequence.finish is None:
+            self._close(request, sequence, Finish(FinishReason.ABORT), at)
+
     def forget(self, request: Request, at: float) -> None:
         """Nobody wants to hear of this request again: end it in silence, drop its log."""
         for sequence in request.live_sequences:
@@ -50,7 +55,11 @@ class Endings:
             raise InvariantBroken(f"{request.request_id}:{sequence.index} ended twice")
         sequence.finish = finish
         self._steps.release(sequence)
-        if not request.live_sequences:
+        sequence.hashes = []
+        live = request.live_sequences
+        if live and request.holds_blocks and not any(s.table or s.swapped for s in live):
+            self._steps.drop(request)  # the lead ended before the others had a share of its prompt
+        if not live:
             self._book.change(request, Change.END)
             request.last_heard = max(request.last_heard, at)
             self._counters.requests_finished[finish.reason] += 1

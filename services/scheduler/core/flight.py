@@ -1,6 +1,6 @@
-"""Plans that were sent and have no result yet, and the blocks that must outlive them."""
+"""Plans that were sent and have no result yet."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.scheduler.core.kv.table import BlockTable
@@ -11,11 +11,17 @@ from shared.messages import Score, StepPlan
 
 
 class SentRow(NamedTuple):
-    """One row of a plan, and whose it is."""
+    """One row of a plan, and whose it is.
+
+    `last` is where its tokens end: all places of `table` before it are computed at the plan's
+    result. `draws` are the sequences that get a token from its last logits.
+    """
 
     request: Request
     sequence: Sequence
-    does_sample: bool
+    table: BlockTable
+    last: int
+    draws: tuple[Sequence, ...]
     score: Score | None
 
 
@@ -23,13 +29,21 @@ class SentRow(NamedTuple):
 class SentPlan:
     """A plan in flight.
 
-    `orphans` are tables of its rows that were given up meanwhile (a client left, a stop string was
-    found): the executor still writes to their blocks, so they are freed at the result (law 2).
+    Attributes:
+        rows: whose tokens are computed, by the sequence of the row.
+        swapped_out: whose blocks its `swap_out` moves.
+        num_prompt_tokens: how many of its tokens belong to rows of more than one.
+        num_again: how many of its tokens had been computed before and were given up.
+        is_doubtful: the plan before it was refused while it was in flight.
     """
 
     plan: StepPlan
     rows: dict[SequenceId, SentRow]
-    orphans: list[BlockTable] = field(default_factory=list)
+    swapped_out: list[Request]
+    num_tokens: int
+    num_prompt_tokens: int
+    num_again: int
+    is_doubtful: bool = False
 
     @property
     def requests(self) -> list[Request]:

@@ -36,34 +36,40 @@ class Growth:
         counters.row_errors += len(self._failed)
         for reports in (self._sampled, self._failed, self._scored):
             if not reports.keys() <= sent.rows.keys():
-                counters.reports_ignored += len(reports.keys() - sent.rows.keys())
+                drawn = {one.sequence_id for row in sent.rows.values() for one in row.draws}
+                counters.reports_ignored += len(reports.keys() - sent.rows.keys() - drawn)
 
     def grow(self, row: SentRow) -> Finish | None:
         """Keep and tell what this row made. Returns: its end, if something is wrong with it."""
-        request, sequence, does_sample, score = row
-        failed = self._failed.get(sequence.sequence_id)
-        if failed is not None:
-            return Finish.broken(failed.message, failed.code)
+        request, sequence, _, _, draws, score = row
+        if self._failed:
+            failed = self._failed.get(sequence.sequence_id)
+            if failed is not None:
+                return Finish.broken(failed.message, failed.code)
         error = ""
-        if score is not None:
+        if score is not None:  # the prompt is everybody's, even if who computed it has ended
             error = self._take_scores(request, sequence, score)
-        if does_sample and not error:
-            error = self._take_token(request, sequence)
+        for drawn in draws:
+            if drawn.finish is None and not error:
+                error = self._take_token(request, drawn)
         return Finish.broken(error) if error else None
 
     def _take_token(self, request: Request, sequence: Sequence) -> str:
         sampled = self._sampled.get(sequence.sequence_id)
-        if sampled is None or sampled.token_id is None:
+        token_id = None if sampled is None else sampled.token_id
+        if sampled is None or token_id is None:
             return "the executor drew no token for it"
-        if not 0 <= sampled.token_id < self._vocab_size:
-            return f"the executor drew token id {sampled.token_id} of {self._vocab_size}"
+        if not 0 <= token_id < self._vocab_size:
+            return f"the executor drew token id {token_id} of {self._vocab_size}"
         num_top = request.submit.sampling.logprobs
         if num_top is not None and (error := self._keep_logprobs(sequence, sampled, num_top)):
             return error
-        sequence.generated.append(sampled.token_id)
+        sequence.generated.append(token_id)
         self._counters.generation_tokens += 1
+        request.is_protected = False
         request.num_losses = 0
-        self._count_prompt(request)
+        if not request.was_prompt_counted:
+            self._count_prompt(request)
         self._streams.grew(request, sequence)
         return ""
 
@@ -80,10 +86,12 @@ class Growth:
         if error := self._flaw_of_scores(scored, score):
             return error
         if scored is not None:
-            request.add_scores(scored.logprobs)
+            have = len(request.prompt_logprobs) - scored.first_position
+            request.add_scores(scored.logprobs[max(have, 0) :])  # some may be here already
         request.num_losses = 0
         if not request.num_unscored and not request.max_tokens:
-            self._count_prompt(request)
+            if not request.was_prompt_counted:
+                self._count_prompt(request)
             self._streams.scored(request)
         return ""
 
@@ -114,6 +122,5 @@ class Growth:
         return ""
 
     def _count_prompt(self, request: Request) -> None:
-        if not request.was_prompt_counted:
-            request.was_prompt_counted = True
-            self._counters.prompt_tokens += len(request.submit.prompt)
+        request.was_prompt_counted = True
+        self._counters.prompt_tokens += len(request.submit.prompt)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.scheduler.core.config import SchedulerConfig
 from shared.errors import InvalidField, NeverFits, PromptTooLong, Unsupported
 from shared.geometry import blocks_in
 from shared.ids import Ids
@@ -13,23 +14,25 @@ from shared.sampling import check_sampling
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model and the pool of the present executor can take."""
+    """What the model and the pool of the present executor can take, and what we may run."""
 
     vocab_size: int
     max_model_len: int
     block_size: int
     num_blocks: int
     eos_token_ids: Ids
+    config: SchedulerConfig
 
     @classmethod
-    def of(cls, ready: ExecutorReady) -> "Limits":
-        """The limits of the executor that says this."""
+    def of(cls, ready: ExecutorReady, config: SchedulerConfig) -> "Limits":
+        """The limits of the executor that says this, and of our own settings."""
         return cls(
             ready.shape.vocab_size,
             ready.max_model_len,
             ready.block_size,
             ready.num_gpu_blocks,
             ready.eos_token_ids,
+            config,
         )
 
 
@@ -40,6 +43,7 @@ def check_submit(submit: Submit, limits: Limits) -> int:
     """
     _check_not_yet(submit)
     check_sampling(submit.sampling, limits.vocab_size, limits.eos_token_ids)
+    _check_width(submit, limits.config)
     if not math.isfinite(submit.age_s) or submit.age_s < 0:
         raise InvalidField("age_s", f"must be a finite number of seconds, not {submit.age_s}")
     if not submit.prompt:
@@ -62,6 +66,17 @@ def check_submit(submit: Submit, limits: Limits) -> int:
     return most
 
 
+def _check_width(submit: Submit, config: SchedulerConfig) -> None:
+    """All sequences of a request run together, each with a token in every step."""
+    if submit.sampling.n > config.most_sequences:
+        flag = "--max-num-seqs"
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            flag = "--max-num-batched-tokens"
+        raise InvalidField(
+            "n", f"is {submit.sampling.n}; at most {config.most_sequences} sequences run ({flag})"
+        )
+
+
 def _check_logprobs(submit: Submit) -> None:
     """What a resubmission brings along is whole: one for each token if asked for, else none."""
     for generated in submit.generated:
@@ -80,8 +95,6 @@ def _check_logprobs(submit: Submit) -> None:
 def _check_not_yet(submit: Submit) -> None:
     if submit.priority:
         raise Unsupported("priority")
-    if submit.cache_salt:
-        raise Unsupported("cache_salt")
     if submit.deadline_s is not None:
         raise Unsupported("deadline_s")
 
@@ -105,15 +118,29 @@ def _most_tokens(submit: Submit, limits: Limits) -> int:
         raise PromptTooLong(num_prompt, limits.max_model_len)
     if max_tokens == 0 and submit.sampling.prompt_logprobs is None:
         return 0
-    places = limits.num_blocks * limits.block_size
-    if max_tokens is None:
-        if num_prompt > places:
-            need = blocks_in(num_prompt, limits.block_size)
-            raise NeverFits(need, limits.num_blocks, limits.block_size)
-        return min(limits.max_model_len - num_prompt, places - num_prompt + 1)
-    if num_prompt + max_tokens > limits.max_model_len:
+    if max_tokens is not None and num_prompt + max_tokens > limits.max_model_len:
         raise PromptTooLong(num_prompt, limits.max_model_len, max_tokens)
-    if num_prompt + max_tokens - 1 > places:
-        need = blocks_in(num_prompt + max_tokens - 1, limits.block_size)
+    asked = 1 if max_tokens is None else max_tokens
+    need = blocks_needed(num_prompt, asked, submit.sampling.n, limits.block_size)
+    if need > limits.num_blocks:
         raise NeverFits(need, limits.num_blocks, limits.block_size)
-    return max_tokens
+    if max_tokens is not None:
+        return max_tokens
+    shared = num_prompt // limits.block_size
+    each = shared + (limits.num_blocks - shared) // submit.sampling.n
+    fit = max(1, each * limits.block_size - num_prompt + 1)
+    return min(limits.max_model_len - num_prompt, fit)
+
+
+def blocks_needed(num_prompt: int, max_tokens: int, n: int, block_size: int) -> int:
+    """Blocks at the end of n answers: the full ones of the prompt once, then n tails.
+
+    The last token of an answer is never computed.
+
+    >>> blocks_needed(7, 3, 2, 4)
+    5
+    """
+    shared = num_prompt // block_size
+    if max_tokens <= 1:
+        return blocks_in(num_prompt + max_tokens - 1, block_size)
+    return shared + n * (blocks_in(num_prompt + max_tokens - 1, block_size) - shared)

@@ -7,25 +7,28 @@ is sent; the tests watch the commands for them.
 from collections import Counter
 
 from services.scheduler.core.flight import SentPlan
+from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.kv.allocator import Allocator
-from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler
-from services.scheduler.core.planner import SUSPECT_AFTER_LOSSES
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
 from shared.ids import BlockId
+from shared.messages import StepPlan
 
 
 def check_laws(scheduler: Scheduler) -> None:
     """Check every law that shows from inside. Raises: InvariantBroken with the story."""
-    allocator = scheduler.steps.allocator
-    if allocator is not None:
-        _check_pool(allocator)
-        _check_owners(scheduler, allocator)
-        _check_usage(scheduler, allocator)
+    holdings = scheduler.steps.holdings
+    if holdings is not None:
+        _check_pool("gpu", holdings.allocator)
+        _check_pool("cpu", holdings.cpu)
+        _check_owners(scheduler, holdings)
+        _check_usage(scheduler, holdings)
+        _check_prefix(scheduler, holdings)
+        _check_kept(scheduler, holdings)
     _check_lines(scheduler)
     _check_queue(scheduler)
     for request in scheduler.book:
@@ -39,44 +42,91 @@ def _demand(holds: bool, law: str, story: str) -> None:
         raise InvariantBroken(f"{law}: {story}")
 
 
-def _check_pool(allocator: Allocator) -> None:
+def _check_pool(name: str, allocator: Allocator) -> None:
     pool = allocator.pool
     counted = Counter(block_id for table in allocator.tables for block_id in table.block_ids)
-    free = Counter(pool.free_blocks)
+    idle = Counter((*pool.free_blocks, *pool.cached_blocks, *pool.settling_blocks))
     for block_id in map(BlockId, range(pool.num_blocks)):
-        pointers, copies_free = counted[block_id], free[block_id]
-        story = f"block {block_id} is in {pointers} tables and {copies_free} times in the free list"
-        _demand(copies_free == (0 if pointers else 1), "law 4, free + held = all", story)
-        story = f"block {block_id} counts {pool.ref_count(block_id)}, {pointers} tables have it"
+        pointers, times = counted[block_id], idle[block_id]
+        where = f"{name} block {block_id}"
+        story = f"{where} is in {pointers} tables and {times} times free, cached or settling"
+        _demand(times == (0 if pointers else 1), "law 4, free + cached + held = all", story)
+        story = f"{where} counts {pool.ref_count(block_id)}, {pointers} tables have it"
         _demand(pool.ref_count(block_id) == pointers, "law 4, reference counts", story)
     for table in allocator.tables:
-        story = f"table {table.entries()} with {table.num_filled} places filled"
+        story = f"{name} table {table.entries()} with {table.num_filled} places filled"
         full = len(table) == blocks_in(table.num_filled, table.block_size)
         _demand(full, "law 6, only the last block is partly filled", story)
         _demand(len(set(table.block_ids)) == len(table), "law 4, a block once a table", story)
+        _demand(list(table.row) == table.block_ids, "law 6, a row's table is the table", story)
 
 
-def _check_owners(scheduler: Scheduler, allocator: Allocator) -> None:
-    """Every table belongs to one running sequence, or to a plan in flight."""
-    owned: list[BlockTable] = [
-        sequence.table
-        for request in scheduler.book
-        for sequence in request.sequences
-        if sequence.table is not None
-    ]
-    orphans = [table for sent in scheduler.steps.in_flight for table in sent.orphans]
-    tables, known = Counter(map(id, [*owned, *orphans])), Counter(map(id, allocator.tables))
-    story = f"{len(owned)} of sequences, {len(orphans)} of plans, {known.total()} handed out"
-    _demand(tables == known, "law 4, every table has one owner", story)
+def _check_owners(scheduler: Scheduler, holdings: Holdings) -> None:
+    """Every table belongs to one sequence that lives."""
+    sequences = [s for request in scheduler.book for s in request.sequences]
+    for name, owned, known in (
+        ("gpu", [s.table for s in sequences if s.table is not None], holdings.allocator.tables),
+        ("cpu", [s.swapped for s in sequences if s.swapped is not None], holdings.cpu.tables),
+    ):
+        tables, handed_out = Counter(map(id, owned)), Counter(map(id, known))
+        story = f"{name}: {len(owned)} of sequences, {handed_out.total()} handed out"
+        _demand(tables == handed_out, "law 4, every table has one owner", story)
 
 
-def _check_usage(scheduler: Scheduler, allocator: Allocator) -> None:
-    usage = scheduler.usage()
-    held = {block_id for table in allocator.tables for block_id in table.block_ids}
-    _demand(usage.num_used == len(held), "law 8, gauges", f"{usage}, {len(held)} blocks held")
-    places = usage.tokens + usage.reserved + usage.internal + usage.external
-    story = f"{usage} has {places} places in {len(held)} blocks"
-    _demand(places == len(held) * allocator.block_size, "law 8, gauges", story)
+def _check_usage(scheduler: Scheduler, holdings: Holdings) -> None:
+    for name, usage, allocator in (
+        ("gpu", scheduler.usage(), holdings.allocator),
+        ("cpu", scheduler.cpu_usage(), holdings.cpu),
+    ):
+        held = {block_id for table in allocator.tables for block_id in table.block_ids}
+        held.update(allocator.pool.settling_blocks)
+        story = f"{name}: {usage}, {len(held)} blocks held"
+        _demand(usage.num_used == len(held), "law 8, gauges", story)
+        places = usage.tokens + usage.reserved + usage.internal + usage.external
+        story = f"{name}: {usage} has {places} places in {len(held)} blocks"
+        _demand(places == len(held) * allocator.block_size, "law 8, gauges", story)
+    if not scheduler.steps.in_flight:
+        settling = (
+            *holdings.allocator.pool.settling_blocks,
+            *holdings.cpu.pool.settling_blocks,
+        )
+        _demand(not settling, "law 2, held for a plan", f"{settling} are held, no plan is sent")
+
+
+def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
+    """Cached means known; what is expected is what running tables have yet to make known."""
+    prefix, pool = holdings.prefix, holdings.allocator.pool
+    if prefix is None:
+        _demand(not pool.cached_blocks, "no cache", f"{pool.cached_blocks} are cached")
+        return
+    known = set(prefix.blocks.values())
+    _demand(len(known) == len(prefix.blocks), "cache, a block for each content", str(known))
+    stray = sorted(set(pool.cached_blocks) - known)
+    _demand(not stray, "cache, cached blocks are known", f"blocks {stray}")
+    free = sorted(known.intersection(pool.free_blocks))
+    _demand(not free, "cache, known blocks are not free", f"blocks {free}")
+    expected: Counter[bytes] = Counter()
+    for request in scheduler.book:
+        for sequence in request.sequences:
+            table = sequence.table
+            if table is not None:
+                expected.update(sequence.hashes[table.num_known : table.num_expected])
+    story = f"{prefix.expected.total()} expected, {expected.total()} to come"
+    _demand(prefix.expected == expected, "cache, what is coming", story)
+
+
+def _check_kept(scheduler: Scheduler, holdings: Holdings) -> None:
+    """Blocks for the known tokens of those who came back are there, or come free by themselves."""
+    need = 0
+    for request in scheduler.book.running:
+        if request.is_protected:
+            for sequence in request.live_sequences:
+                if sequence.table is not None:
+                    wanted = min(sequence.num_tokens, sequence.goal)
+                    need += max(0, blocks_in(wanted, holdings.cpu.block_size) - len(sequence.table))
+    pool = holdings.allocator.pool
+    story = f"{need} are promised, {pool.num_available} free, {pool.num_settling} settling"
+    _demand(need <= pool.num_available + pool.num_settling, "blocks are kept", story)
 
 
 def _check_lines(scheduler: Scheduler) -> None:
@@ -89,7 +139,7 @@ def _check_lines(scheduler: Scheduler) -> None:
         _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
         places = [(request.arrival, request.request_id) for request in in_line]
         _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
-    most = min(scheduler.config.max_num_seqs, scheduler.config.max_num_batched_tokens)
+    most = scheduler.config.most_sequences
     sequences = sum(len(request.live_sequences) for request in book.running)
     _demand(
         sequences <= most,
@@ -115,17 +165,36 @@ def _check_request(request: Request) -> None:
     story = f"{who} has {len(request.live_sequences)} live sequences"
     _demand(bool(request.live_sequences) != is_over, "finished means every sequence ended", story)
     for sequence in request.sequences:
-        has_table, is_live = sequence.table is not None, sequence.finish is None
-        story = f"{who}, sequence {sequence.index}, has {'a' if has_table else 'no'} block table"
-        holds = request.status is Status.RUNNING and is_live
-        _demand(has_table == holds, "law 5, running ones hold blocks, all or none", story)
         _check_progress(who, request, sequence)
+    _check_tables(who, request)
     _check_scores(who, request)
 
 
+def _check_tables(who: str, request: Request) -> None:
+    """Running ones hold gpu blocks, swapped ones cpu blocks, others none; the lead comes first."""
+    for name, status, tables in (
+        ("gpu", Status.RUNNING, [s.table for s in request.sequences]),
+        ("cpu", Status.SWAPPED, [s.swapped for s in request.sequences]),
+    ):
+        live = [
+            table is not None
+            for table, sequence in zip(tables, request.sequences, strict=True)
+            if sequence.finish is None
+        ]
+        story = f"{who} has {live} {name} tables of its live sequences"
+        if request.status is status:
+            of_all, of_lead = all(live), live[0] and not any(live[1:])
+            _demand(of_all or of_lead, "law 5, running ones hold blocks, all or the lead", story)
+        else:
+            _demand(not any(live), "law 5, blocks in one pool, all or none", story)
+        over = [s.index for s, t in zip(request.sequences, tables, strict=True) if s.finish and t]
+        _demand(not over, "law 5, an end gives blocks back", f"{who}: {over} hold {name} blocks")
+
+
 def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
-    story = f"{who} computed {sequence.num_computed} of {sequence.num_tokens} tokens"
-    _demand(sequence.num_computed <= sequence.num_tokens, "progress", story)
+    story = f"{who} computed {sequence.num_computed} of {sequence.num_wanted} tokens"
+    _demand(sequence.num_computed <= sequence.num_wanted, "progress", story)
+    _demand(0 <= sequence.ahead <= 2, "draws in flight", f"{who}: {sequence.ahead} ahead")
     if sequence.finish is None:
         story = f"{who} goes on with {len(sequence.generated)} of {request.max_tokens} tokens"
         wants_scores = not sequence.generated and request.num_unscored > 0
@@ -152,7 +221,8 @@ def _check_flight(scheduler: Scheduler) -> None:
     ids = [sent.plan.step_id for sent in steps.in_flight]
     _demand(len(ids) <= most, "law 3, plans in flight", f"steps {ids}, at most {most}")
     _demand(ids == sorted(set(ids)), "law 3, step ids rise", f"steps {ids}")
-    has_work = bool(scheduler.book.running or scheduler.book.waiting)
+    book = scheduler.book
+    has_work = bool(book.running or book.waiting or book.swapped)
     if steps.is_joined and has_work:
         story = f"{scheduler.num_running} run, {scheduler.num_waiting} wait, no plan is in flight"
         _demand(bool(ids), "no stall", story)
@@ -160,28 +230,31 @@ def _check_flight(scheduler: Scheduler) -> None:
         _check_plan(scheduler, sent)
     if not steps.in_flight:
         return
-    newest = steps.in_flight[-1]
+    scored = {
+        row.request
+        for sent in steps.in_flight
+        for row in sent.rows.values()
+        if row.score is not None
+    }
     for request in scheduler.book.running:
         for sequence in request.live_sequences:
-            waits = sequence.num_computed == sequence.num_tokens
-            row = newest.rows.get(sequence.sequence_id)
-            is_drawn = row is not None and (row.does_sample or row.score is not None)
-            story = f"{request.request_id} has all {sequence.num_tokens} tokens computed"
-            _demand(not waits or is_drawn, "nothing to compute, so a draw is in flight", story)
+            waits = sequence.table is not None and not sequence.num_to_compute
+            story = f"{request.request_id} has all {sequence.num_wanted} tokens computed"
+            is_due = sequence.ahead > 0 or request in scored
+            _demand(not waits or is_due, "nothing to compute, so a draw is in flight", story)
 
 
 def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:
-    plan, allocator = sent.plan, scheduler.steps.allocator
-    if allocator is None:
+    plan, holdings = sent.plan, scheduler.steps.holdings
+    if holdings is None:
         raise InvariantBroken(f"plan {plan.step_id} is in flight and there is no pool")
+    allocator = holdings.allocator
+    _check_named(plan, holdings)
     for row in plan.rows:
-        lost = [b for b in row.block_table if not allocator.pool.ref_count(BlockId(b))]
-        story = f"blocks {lost} of sequence {row.sequence_id} are free, step {plan.step_id} runs"
-        _demand(not lost, "law 2, blocks of a plan in flight are held", story)
         need = blocks_in(row.first_position + len(row.token_ids), allocator.block_size)
         story = f"sequence {row.sequence_id}: {len(row.block_table)} blocks, {need} needed"
         _demand(len(row.block_table) == need, "law 6, a row's table ends at its tokens", story)
-    suspects = [r.request_id for r in sent.requests if r.num_losses >= SUSPECT_AFTER_LOSSES]
+    suspects = [request.request_id for request in sent.requests if request.is_suspect]
     story = f"{suspects} share step {plan.step_id} with {len(sent.requests) - len(suspects)} others"
     _demand(not suspects or len(sent.requests) == 1, "a suspect runs alone", story)
     written = Counter(
@@ -200,7 +273,28 @@ def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:
     _demand(scored <= most, "score budget", f"{scored} scores, at most {most}")
     budget = scheduler.config.max_num_batched_tokens
     tokens = sum(len(row.token_ids) for row in plan.rows)
-    _demand(0 < tokens <= budget, "token budget", f"{tokens} tokens, at most {budget}")
+    story = f"{tokens} tokens, at most {budget}"
+    _demand(tokens > 0 or bool(plan.swap_out), "token budget", story)
+    _demand(tokens <= budget, "token budget", story)
+
+
+def _check_named(plan: StepPlan, holdings: Holdings) -> None:
+    """No block that a plan in flight names could be handed out."""
+    gpu = {block_id for row in plan.rows for block_id in row.block_table}
+    gpu.update(block_id for move in plan.copies for block_id in (move.source, move.destination))
+    gpu.update(move.source for move in plan.swap_out)
+    gpu.update(move.destination for move in plan.swap_in)
+    cpu = {move.destination for move in plan.swap_out} | {move.source for move in plan.swap_in}
+    for name, named, pool in (
+        ("gpu", gpu, holdings.allocator.pool),
+        ("cpu", cpu, holdings.cpu.pool),
+    ):
+        lost = sorted(named.intersection((*pool.free_blocks, *pool.cached_blocks)))
+        story = f"{name} blocks {lost} could be handed out, step {plan.step_id} runs"
+        _demand(not lost, "law 2, blocks of a plan in flight are held", story)
+    for name, moves in (("swap_out", plan.swap_out), ("swap_in", plan.swap_in)):
+        targets = [move.destination for move in moves]
+        _demand(len(set(targets)) == len(targets), "law 9, destination twice", f"{name} {moves}")
 
 
 def _check_counters(scheduler: Scheduler) -> None:

@@ -22,6 +22,9 @@ class Line:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
     def __contains__(self, request: Request) -> bool:
         at = bisect_left(self._places, self._order.place(request))
         return at < len(self._requests) and self._requests[at] is request

@@ -5,7 +5,7 @@ from dataclasses import replace
 from services.scheduler.core.events import CancelRequested, Gateway, RequestArrived
 from shared.ids import RequestId
 from shared.messages import CancelReason, GeneratedSequence
-from shared.sampling import FinishReason
+from shared.sampling import MAX_N, FinishReason
 
 
 class Lobby:
@@ -51,17 +51,20 @@ class Lobby:
         arrival = self._arrivals.get(cancel.request_id)
         if arrival is None or arrival.gateway != event.gateway:
             return
-        if cancel.reason is CancelReason.CLIENT_GONE:
+        submit, is_gone = arrival.submit, cancel.reason is CancelReason.CLIENT_GONE
+        if is_gone and (cancel.sequence is None or submit.sampling.n == 1):
             self.leave(cancel.request_id, event.gateway)
             return
-        generated = arrival.submit.generated or (GeneratedSequence(()),)
+        num_missing = min(submit.sampling.n, MAX_N) - len(submit.generated)
         stopped = tuple(
-            replace(sequence, finish=FinishReason.STOP)
+            replace(sequence, finish=FinishReason.ABORT if is_gone else FinishReason.STOP)
             if cancel.sequence is None or index == cancel.sequence
             else sequence
-            for index, sequence in enumerate(generated)
+            for index, sequence in enumerate(
+                (*submit.generated, *(GeneratedSequence(()),) * num_missing)
+            )
         )
-        submit = replace(arrival.submit, generated=stopped)
+        submit = replace(submit, generated=stopped)
         self._arrivals[cancel.request_id] = replace(arrival, submit=submit)
 
     def empty(self) -> tuple[RequestArrived, ...]:

@@ -30,7 +30,8 @@ from services.scheduler.core.kv.usage import KVUsage
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.policies.order import Fcfs
 from services.scheduler.core.queue_limits import QueueLimits
-from services.scheduler.core.sequence import Finish
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.steps import MakeAllocator, Steps, paged
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import InvariantBroken
@@ -99,6 +100,15 @@ class Scheduler:
         """Where the places of the KV pool are."""
         return self.steps.usage()
 
+    def cpu_usage(self) -> KVUsage:
+        """Where the places of the pool for swapped blocks are."""
+        return self.steps.cpu_usage()
+
+    @property
+    def prefix_evictions(self) -> int:
+        """Blocks whose known content gave way to something else, so far."""
+        return self.steps.num_evictions
+
     # ----------------------------------------------------------------- the one way in
 
     def handle(self, event: Event) -> list[Command]:
@@ -108,8 +118,9 @@ class Scheduler:
         for a bug of ours; after it this object may not be used.
         """
         self._take(event)
-        sent = self.steps.next_plan()
-        plans: list[Command] = [RunStep(sent.plan)] if sent is not None else []
+        plans: list[Command] = []
+        while (sent := self.steps.next_plan()) is not None:
+            plans.append(RunStep(sent.plan))
         return plans + self._outbox.drain()
 
     def _take(self, event: Event) -> None:
@@ -142,7 +153,7 @@ class Scheduler:
 
     def _executor_joined(self, at: float, ready: ExecutorReady) -> None:
         self._executor_lost(at)  # the one before, if nobody told us that it left
-        self._limits = Limits.of(ready)
+        self._limits = Limits.of(ready, self.config)
         self.steps.join(ready)
         self._desk.opened(self._limits, at)
 
@@ -162,30 +173,45 @@ class Scheduler:
         self.counters.plans_finished += 1
         if self._limits is None:
             raise InvariantBroken("a plan was in flight before any model was known")
+        self.steps.learn(sent, result.timings)
         growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
-        endings = []
+        due, block_size = self._endings.due, self._limits.block_size
+        endings: list[tuple[Request, Sequence | None, Finish]] = []
         for row in sent.rows.values():
-            if row.sequence.finish is not None:
+            request = row.request
+            if request.status is Status.FINISHED:
                 continue  # it ended while the plan ran; what was drawn is not wanted
-            finish = growth.grow(row) or self._endings.due(row.request, row.sequence)
-            if finish is not None:
-                endings.append((row, finish))
-        for row, finish in endings:  # after all tokens: one message of them for each gateway
-            if finish.error is not None:
-                self._endings.end_all(row.request, finish, at)
-            else:
-                self._endings.end(row.request, row.sequence, finish, at)
+            flaw = growth.grow(row)
+            if flaw is not None:
+                endings.append((request, None, flaw))
+                continue
+            if row.last // block_size > row.table.num_known:
+                self.steps.landed(row)
+            grown = row.draws if request.max_tokens else request.live_sequences
+            for sequence in grown:
+                if sequence.finish is None and (finish := due(request, sequence)):
+                    endings.append((request, sequence, finish))
+        for request, ended, finish in endings:  # after all tokens: one message for each gateway
+            if ended is None:
+                self._endings.end_all(request, finish, at)
+            elif ended.finish is None:
+                self._endings.end(request, ended, finish, at)
 
     def _step_refused(self, at: float, failed: StepFailed) -> None:
-        """Nothing of that plan may be relied on, so its requests end; the others live."""
+        """Nothing of that plan may be relied on, so its requests end; the others live.
+
+        What it was to move, and what the plan after it makes of that, is computed again.
+        """
         sent = self.steps.land(failed.boot, failed.step_id)
         if sent is None:
             return
         self.counters.plans_refused += 1
-        finish = Finish.broken(f"the executor gave up: {failed.message}")
-        for request in sent.requests:
-            if request.is_live:
-                self._endings.end_all(request, finish, at)
+        if not sent.is_doubtful:
+            finish = Finish.broken(f"the executor gave up: {failed.message}")
+            for request in sent.requests:
+                if request.is_live:
+                    self._endings.end_all(request, finish, at)
+        self.steps.doubt(sent)
 
     # ----------------------------------------------------------------- time
 

@@ -1,52 +1,34 @@
-"""What the next step computes: who goes on, who gives way, who starts.
+"""What the next step computes: who goes on, who gives way, who comes back, who starts.
 
 One round of planning walks the running requests in their order, oldest first, and hands out places
 for what each may compute. When no block is free the latest running request gives way; its blocks
 settle, so nobody gets them in the same round (law 9), and who asked sits this round out. It is only
-when everybody went on that waiting requests start. A round in which nobody got anything but
-somebody gave way is no plan: the blocks settle and the walk begins again.
+when everybody went on that swapped requests come back, and only when none is left that waiting ones
+start. A round in which nobody got anything but somebody gave way is no plan: the blocks settle and
+the walk begins again.
+
+Who came back, from the CPU pool or by computing all again, is *protected* until it has a new token:
+it gives way to nobody, and the blocks for its known tokens are kept from the growth of others. So
+whoever comes back gets further than it was, and nobody waits for ever.
 
 A request in whose steps executors died twice in a row is a suspect: it gets steps of its own, while
 the others pause, until it has its next token. So innocent ones cost a step each, and a culprit is
 found at its third loss.
 """
 
-from dataclasses import dataclass, field
-from typing import Final
-
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
-from services.scheduler.core.flight import SentPlan, SentRow
-from services.scheduler.core.kv.allocator import Allocator
+from services.scheduler.core.draft import Draft
+from services.scheduler.core.flight import SentPlan
+from services.scheduler.core.giving_way import GivingWay
+from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.lifecycle import Change, Status
-from services.scheduler.core.policies.batching import Batching, Shares
-from services.scheduler.core.policies.preemption import Preemption, Victim
+from services.scheduler.core.policies.batching import Batching
 from services.scheduler.core.request import Request
+from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Sequence
-from shared import messages
 from shared.errors import InvariantBroken
-from shared.geometry import blocks_in
-from shared.ids import Boot, SequenceId
-from shared.messages import Move, PreemptionMode, Row, Score, StepPlan
-
-SUSPECT_AFTER_LOSSES: Final = 2
-
-
-@dataclass(slots=True)
-class _Round:
-    """What one walk gives. `owed` settling blocks are spoken for by those who sit it out.
-
-    `scores_left` prompt tokens may still be scored, shared out like the token budget: first come,
-    first served. It is full in every step, so whoever comes first is never without.
-    """
-
-    shares: Shares
-    scores_left: int
-    decodes: list[Row] = field(default_factory=list)
-    prompts: list[Row] = field(default_factory=list)
-    copies: list[Move] = field(default_factory=list)
-    sent: dict[SequenceId, SentRow] = field(default_factory=dict)
-    owed: int = 0
+from shared.ids import BlockId, Boot
 
 
 class Planner:
@@ -57,209 +39,262 @@ class Planner:
         *,
         boot: Boot,
         book: Book,
-        allocator: Allocator,
+        holdings: Holdings,
         batching: Batching,
-        victim: Victim,
-        preemption: Preemption,
+        giving_way: GivingWay,
         counters: Counters,
         max_running: int,
         max_scored_tokens: int,
         watermark: float,
     ) -> None:
-        """A start leaves `watermark` of the pool, rounded down, free for those who go on."""
+        """At most `max_running` sequences run.
+
+        A start leaves `watermark` of the pool, rounded down, free for those who go on.
+        """
         self._boot = boot
         self._book = book
-        self._allocator = allocator
+        self._holdings = holdings
+        self._pool = holdings.allocator.pool
         self._batching = batching
-        self._victim = victim
-        self._preemption = preemption
+        self._giving_way = giving_way
         self._counters = counters
+        self._rows = Rows(holdings, counters)
         self._max_running = max_running
         self._max_scored_tokens = max_scored_tokens
-        self._watermark_blocks = int(watermark * allocator.pool.num_blocks)
-        self._gave_way: list[messages.Preemption] = []
+        self._watermark_blocks = int(watermark * self._pool.num_blocks)
+        self._told_before = 0
 
-    def plan(self, step_id: int) -> SentPlan | None:
-        """The next plan, or None when nobody can go on."""
-        self._allocator.pool.settle()
-        while True:
-            before = len(self._gave_way)
-            draft = self._walk()
-            self._allocator.pool.settle()
-            if draft.sent or len(self._gave_way) == before:
-                break
-        if not draft.sent:
-            return None
-        plan = StepPlan(
-            self._boot,
-            step_id,
-            rows=(*draft.decodes, *draft.prompts),
-            preemptions=tuple(self._gave_way),
-            copies=tuple(draft.copies),
+    @property
+    def has_suspect(self) -> bool:
+        """Whether a suspect runs or is next: its steps are sent one by one."""
+        waiting = self._book.waiting
+        return any(request.is_suspect for request in self._book.running) or (
+            len(waiting) > 0 and waiting.first.is_suspect
         )
-        self._gave_way.clear()
-        return SentPlan(plan, draft.sent)
 
-    def _walk(self) -> _Round:
-        running = list(self._book.running)
-        suspect = next((r for r in running if r.num_losses >= SUSPECT_AFTER_LOSSES), None)
-        if suspect is not None:
-            running = [suspect]
+    def plan(self, step_id: int, oldest: int | None = None) -> SentPlan | None:
+        """The next plan, or None when nobody can go on.
+
+        `oldest` is the first plan in flight; what it and later ones name is not handed out.
+        """
+        before_step = step_id if oldest is None else oldest
+        self._holdings.settle(before_step)
+        self._told_before = self._giving_way.num_told
+        while True:
+            before = self._giving_way.num_told
+            draft = self._walk(step_id, is_idle=oldest is None)
+            self._holdings.settle(before_step)
+            if not draft.is_empty or self._giving_way.num_told == before:
+                break
+        if draft.is_empty:
+            return None
+        several = [row.request for row in draft.sent.values() if len(row.request.sequences) > 1]
+        for request in dict.fromkeys(several):
+            self._holdings.share_prompt(request)
+        self._count(draft)
+        return draft.seal(self._boot, self._giving_way.take_told())
+
+    def _count(self, draft: Draft) -> None:
+        self._counters.cow_copies += len(draft.copies)
+        self._counters.swap_out_blocks += len(draft.swap_out)
+        self._counters.swap_in_blocks += len(draft.swap_in)
+
+    def _walk(self, step_id: int, *, is_idle: bool) -> Draft:
+        running = [(request, request.live_sequences) for request in self._book.running]
+        going_on = running
+        suspects = [pair for pair in running if pair[0].num_losses and pair[0].is_suspect]
+        if suspects:
+            going_on = suspects[:1]
         elif self._is_suspect_next():
-            running = []
-        going_on = [(request, request.live_sequences) for request in running]
-        sequences = [sequence for _, live in going_on for sequence in live]
-        draft = _Round(self._batching.open(sequences), self._max_scored_tokens)
-        self._go_on(draft, going_on)
-        if suspect is None and not self._gave_way:
-            self._start_waiting(draft)
+            going_on = []
+        asking = [(request, _asking(sequences)) for request, sequences in going_on]
+        draft = Draft(
+            step_id,
+            self._batching.open([wanted for _, asked in asking for _, wanted in asked]),
+            self._max_scored_tokens,
+            num_running=sum([len(sequences) for _, sequences in running]),
+            reserved=sum([self._holdings.to_come(r) for r, _ in running if r.is_protected]),
+        )
+        grant, place = draft.shares.grant, self._rows.place
+        for request, asked in asking:
+            if request.status is not Status.RUNNING:
+                continue  # it gave way to one before it
+            if len(asked) > 1 or request.num_unscored:
+                self._go_on(draft, request, asked, is_idle)
+                continue
+            for sequence, wanted in asked:  # nearly always: one sequence, one token
+                granted = grant(wanted)
+                if granted and not place(draft, request, sequence, granted):
+                    self._make_room(draft, request, 1, is_idle)
+        if not suspects and not self._has_somebody_given_way:
+            self._return_swapped(draft, is_idle)
+            if not self._book.swapped:
+                self._start_waiting(draft)
         return draft
+
+    @property
+    def _has_somebody_given_way(self) -> bool:
+        """In this round of planning: then nobody comes back or starts in it."""
+        return self._giving_way.num_told > self._told_before
 
     # ----------------------------------------------------------------- those who run
 
-    def _go_on(self, draft: _Round, going_on: list[tuple[Request, tuple[Sequence, ...]]]) -> None:
-        """Oldest first, so whoever gives way comes later in the walk and has no row yet."""
-        for request, live_sequences in going_on:
-            if request.status is not Status.RUNNING:
-                continue  # it gave way to one before it
-            for sequence in live_sequences:
-                granted = draft.shares.grant(sequence)
-                if request.num_unscored:
-                    granted = self._scorable(draft, request, sequence, granted)
-                placed = self._place(draft, request, sequence, granted) if granted else 0
-                if granted and not placed and not self._is_block_coming(draft, request):
-                    break
+    def _go_on(
+        self, draft: Draft, request: Request, asked: list[tuple[Sequence, int]], is_idle: bool
+    ) -> None:
+        """Places for what each sequence may compute: for all of them, or none if room is short.
 
-    def _is_block_coming(self, draft: _Round, asker: Request) -> bool:
-        """Whether a settling block is kept for `asker`; False if it gave way itself."""
-        pool = self._allocator.pool
-        while pool.num_settling <= draft.owed:
-            victim = self._victim.of(self._book.running)
-            if victim is asker and len(self._book.running) == 1:
-                raise InvariantBroken(
-                    f"{asker.request_id} runs alone and finds no block: {pool.num_blocks} in all, "
-                    f"{len(pool.free_blocks)} free"
-                )
-            self._preempt(victim)
+        Requests come oldest first, so whoever gives way comes later and has no row yet.
+        """
+        granted = [self._grant(draft, request, sequence, wanted) for sequence, wanted in asked]
+        if len(asked) > 1:
+            need = self._holdings.to_grow(
+                [(one.table, num) for (one, _), num in zip(asked, granted, strict=True) if num]
+            )
+            room = self._rows.room(draft, request)
+            if need > room:
+                self._make_room(draft, request, need - room, is_idle)
+                return
+        for (sequence, _), num_places in zip(asked, granted, strict=True):
+            if num_places and not self._rows.place(draft, request, sequence, num_places):
+                self._make_room(draft, request, 1, is_idle)
+                return
+
+    def _grant(self, draft: Draft, request: Request, sequence: Sequence, wanted: int) -> int:
+        granted = draft.shares.grant(wanted)
+        if request.num_unscored:
+            granted = self._rows.scorable(draft, request, sequence, granted)
+        return granted
+
+    def _make_room(self, draft: Draft, asker: Request, lack: int, is_idle: bool) -> None:
+        """See to it that blocks come free; the asker sits this round out.
+
+        A block that settles is kept for one asker only. Raises: InvariantBroken if one who is alone
+        finds no block: `is_idle` says that none will come from a plan in flight.
+        """
+        while self._pool.num_settling < draft.owed + lack:
+            victim = self._giving_way.victim_for(asker)
+            if victim is None or (victim is asker and len(self._book.running) == 1):
+                if is_idle and len(self._book.running) == 1 and not self._pool.num_settling:
+                    raise InvariantBroken(
+                        f"{asker.request_id} runs alone and finds no block: {self._pool.num_blocks}"
+                        f" in all, {self._pool.num_available} free"
+                    )
+                return
+            self._giving_way.give_way(draft, victim)
             if victim is asker:
-                return False
-        draft.owed += 1
-        return True
+                return
+        draft.owed += lack
 
-    def _preempt(self, victim: Request) -> None:
-        mode = self._preemption.mode(victim)
-        if mode is not PreemptionMode.RECOMPUTE:
-            raise InvariantBroken(f"preemption by {mode} is not built yet")
-        for sequence in victim.live_sequences:
-            if sequence.table is not None:
-                self._allocator.free(sequence.table)
-                sequence.table = None
-            self._gave_way.append(messages.Preemption(sequence.sequence_id, mode))
-        self._book.change(victim, Change.RECOMPUTE)
-        self._counters.preemptions[mode] += 1
+    # ----------------------------------------------------------------- those who come back
+
+    def _return_swapped(self, draft: Draft, is_idle: bool) -> None:
+        """In their order, when there is room for all they hold and for what they compute next."""
+        swapped = self._book.swapped
+        if not swapped:
+            return
+        promised = self._promised()
+        while swapped and draft.shares.left:
+            request = swapped.first
+            need, num_live = self._holdings.to_return(request), request.num_live
+            free = self._pool.num_available - promised
+            has_room = free - need >= (self._watermark_blocks if self._book.running else 0)
+            if not has_room or draft.num_running + num_live > self._max_running:
+                if is_idle and draft.is_empty and not self._book.running:
+                    self._giving_way.drop_swapped(request)  # the only way on
+                    continue
+                return
+            self._book.change(request, Change.SWAP_IN)
+            draft.swap_in += self._holdings.swap_in(request, draft.step_id)
+            self._come_back(draft, request)
+            for sequence in request.live_sequences:
+                if sequence.table is not None:
+                    self._place_new(draft, request, sequence)
+            promised += self._holdings.to_come(request)
+
+    def _come_back(self, draft: Draft, request: Request) -> None:
+        draft.num_running += request.num_live
+        draft.reserved += self._holdings.to_come(request)
+        request.is_protected = True
 
     # ----------------------------------------------------------------- those who wait
 
-    def _start_waiting(self, draft: _Round) -> None:
+    def _start_waiting(self, draft: Draft) -> None:
         """First come, first served: the first who does not fit holds up those behind it."""
-        promised = self._promised() if self._book.waiting else 0
-        while draft.shares.left and self._can_start_next(promised):
-            request = self._book.waiting.first
-            if _is_suspect(request) and draft.sent:
+        waiting = self._book.waiting
+        if not waiting or not draft.shares.left or draft.num_running >= self._max_running:
+            return
+        promised = self._promised()
+        while waiting and draft.shares.left:
+            request = waiting.first
+            if request.is_suspect and draft.sent:
                 return
             if request.num_unscored and not draft.scores_left:
                 return
-            self._book.change(request, Change.START)
-            for sequence in request.live_sequences:
-                sequence.table = self._allocator.start()
-                granted = draft.shares.grant_new(sequence)
-                if request.num_unscored:
-                    granted = self._scorable(draft, request, sequence, granted)
-                self._place(draft, request, sequence, granted)
-                promised += self._blocks_to_come(sequence)
-            if _is_suspect(request):
+            hits = self._hits_if_it_can_start(request, promised, draft.num_running)
+            if hits is None:
+                return
+            self._start(draft, request, hits)
+            promised += self._holdings.to_come(request)
+            if request.is_suspect:
                 return
 
-    def _can_start_next(self, promised: int) -> bool:
-        """Whether blocks for all tokens of the next in line are free, above the watermark."""
-        book = self._book
-        if not book.waiting or len(book.running) >= self._max_running:
-            return False
-        need = sum(map(self._blocks_to_come, book.waiting.first.live_sequences))
-        spare = self._watermark_blocks if book.running else 0
-        return self._allocator.pool.num_available - promised - need >= spare
+    def _start(self, draft: Draft, request: Request, hits: list[BlockId]) -> None:
+        self._book.change(request, Change.START)
+        lead = self._holdings.start(request, hits)
+        num_cached = len(hits) * self._holdings.allocator.block_size
+        if request.num_cached is None:
+            request.num_cached = num_cached
+            if self._holdings.prefix is not None and request.takes_hits:
+                self._counters.prefix_cache_queries += lead.num_tokens
+                self._counters.prefix_cache_hits += num_cached
+            draft.num_running += request.num_live
+        else:
+            self._come_back(draft, request)
+        self._place_new(draft, request, lead)
+
+    def _place_new(self, draft: Draft, request: Request, sequence: Sequence) -> None:
+        granted = draft.shares.grant_new(sequence.num_to_compute)
+        if request.num_unscored:
+            granted = self._rows.scorable(draft, request, sequence, granted)
+        if granted:
+            self._rows.place(draft, request, sequence, granted)
+
+    def _hits_if_it_can_start(
+        self, request: Request, promised: int, num_running: int
+    ) -> list[BlockId] | None:
+        """The blocks it finds, if those for its other tokens are free, above the watermark.
+
+        None if it has to wait: for blocks, for others to end, or for a block that is coming.
+        """
+        if num_running + request.num_live > self._max_running:
+            return None
+        hits = self._holdings.hits(request)
+        if hits is None:
+            return None
+        need = self._holdings.to_come(request) - len(hits)
+        need += sum([self._pool.is_cached(block_id) for block_id in hits])
+        spare = self._watermark_blocks if self._book.running else 0
+        return hits if self._pool.num_available - promised - need >= spare else None
 
     def _is_suspect_next(self) -> bool:
         """Whether everybody else pauses because a suspect can start now."""
-        return (
-            not self._gave_way
-            and bool(self._book.waiting)
-            and _is_suspect(self._book.waiting.first)
-            and self._can_start_next(self._promised())
-        )
+        book = self._book
+        if self._has_somebody_given_way or book.swapped or not book.waiting:
+            return False
+        request = book.waiting.first
+        if not request.is_suspect:
+            return False
+        num_running = sum(request.num_live for request in book.running)
+        return self._hits_if_it_can_start(request, self._promised(), num_running) is not None
 
     def _promised(self) -> int:
         """Blocks that those who run need for tokens known but not yet placed."""
-        return sum(
-            self._blocks_to_come(sequence)
-            for request in self._book.running
-            for sequence in request.live_sequences
-        )
-
-    def _blocks_to_come(self, sequence: Sequence) -> int:
-        """Blocks that the known tokens of a sequence need and that it does not have yet."""
-        held = len(sequence.table) if sequence.table is not None else 0
-        return blocks_in(sequence.num_tokens, self._allocator.block_size) - held
-
-    # ----------------------------------------------------------------- rows
-
-    def _place(self, draft: _Round, request: Request, sequence: Sequence, granted: int) -> int:
-        """Places for up to `granted` tokens, and a row that computes them. Returns how many."""
-        table = sequence.table
-        if table is None:
-            raise InvariantBroken(f"{request.request_id} runs without a block table")
-        first, num_tokens = table.num_filled, sequence.num_tokens
-        num_placed, copies = self._allocator.append(table, granted)
-        if not num_placed:
-            return 0
-        last = first + num_placed
-        samples = request.decoding.asks(sequence) if last == num_tokens else ()
-        score = self._score(draft, request, first, last) if request.num_unscored else None
-        row = Row(
-            sequence.sequence_id,
-            sequence.token_ids(first, last),
-            first,
-            tuple(table.block_ids),
-            samples,
-            score,
-        )
-        (draft.decodes if first == num_tokens - 1 else draft.prompts).append(row)
-        draft.copies += copies
-        draft.sent[sequence.sequence_id] = SentRow(request, sequence, bool(samples), score)
-        self._counters.computed_tokens += num_placed
-        return num_placed
-
-    # ----------------------------------------------------------------- scores of a prompt
-
-    def _scorable(self, draft: _Round, request: Request, sequence: Sequence, granted: int) -> int:
-        """As many of the granted tokens as may be scored in this step; the rest is handed back."""
-        if request.num_unscored <= draft.scores_left:
-            return granted
-        first_unscored = len(request.prompt_logprobs)
-        allowed = min(granted, first_unscored + draft.scores_left - sequence.num_computed)
-        draft.shares.left += granted - allowed
-        return allowed
-
-    def _score(self, draft: _Round, request: Request, first: int, last: int) -> Score | None:
-        """What to score of the positions first .. last - 1: each tells of the token after it."""
-        prompt, num_top = request.submit.prompt, request.submit.sampling.prompt_logprobs
-        first = max(first, len(request.prompt_logprobs))
-        token_ids = prompt[first + 1 : last + 1]
-        if not token_ids or num_top is None:
-            return None
-        draft.scores_left -= len(token_ids)
-        return Score(first, token_ids, num_top)
+        return sum(map(self._holdings.to_come, self._book.running))
 
 
-def _is_suspect(request: Request) -> bool:
-    return request.num_losses >= SUSPECT_AFTER_LOSSES
+def _asking(sequences: tuple[Sequence, ...]) -> list[tuple[Sequence, int]]:
+    """Those that hold tables, and how many tokens each could compute now."""
+    if len(sequences) == 1:
+        return [(sequences[0], sequences[0].num_to_compute)]
+    return [(one, one.num_to_compute) for one in sequences if one.table is not None]

@@ -1,6 +1,7 @@
 """A request: what the scheduler remembers of one client's wish."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from services.scheduler.core.decoding import Decoding
 from services.scheduler.core.events import Gateway
@@ -9,6 +10,8 @@ from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
 from shared.ids import RequestId
 from shared.messages import PositionLogprobs, Submit, Usage
+
+SUSPECT_AFTER_LOSSES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,10 @@ class Request:
         self.submit = submit
         self.gateway = gateway
         self.arrival = arrival
-        self.max_tokens = max_tokens
+        self.max_tokens = 0
         self.decoding = decoding
         self.sequences = sequences
+        self.limit(max_tokens)
         self.status = Status.WAITING
         self.is_queued = True
         """Whether it has yet to take its first step: the queue's limits count it (book.py)."""
@@ -46,6 +50,12 @@ class Request:
         """Of the prompt's tokens from the second on, as far as they are scored."""
         self.num_unscored = _num_to_score(submit) - len(self.prompt_logprobs)
         """How many of these were asked for and are not here yet."""
+        self.num_cached: int | None = None
+        """Tokens that its first start found in the prefix cache; None before it."""
+        self.root = b""
+        """Where the hashes of its blocks begin; b"" until somebody wants them (kv/prefix.py)."""
+        self.is_protected = False
+        """Whether it came back and has no new token yet: it gives way to nobody."""
         self.num_losses = 0
         """Executors lost in a row while they computed this request's next token."""
         self.was_prompt_counted = False
@@ -67,7 +77,36 @@ class Request:
     @property
     def live_sequences(self) -> tuple[Sequence, ...]:
         """Those that still grow."""
+        sequences = self.sequences
+        if len(sequences) == 1 and sequences[0].finish is None:
+            return sequences  # of nearly all requests
         return tuple([sequence for sequence in self.sequences if sequence.finish is None])
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether it has blocks in one of the pools."""
+        return self.status is Status.RUNNING or self.status is Status.SWAPPED
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether executors died twice in a row in its steps."""
+        return self.num_losses >= SUSPECT_AFTER_LOSSES
+
+    @property
+    def num_live(self) -> int:
+        """How many still grow."""
+        return sum([sequence.finish is None for sequence in self.sequences])
+
+    @property
+    def takes_hits(self) -> bool:
+        """Whether it may skip what the prefix cache has: not if every place is to be scored."""
+        return not self.num_unscored
+
+    def limit(self, max_tokens: int) -> None:
+        """It may generate so many tokens and no more."""
+        self.max_tokens = max_tokens
+        for sequence in self.sequences:
+            sequence.goal = len(sequence.prompt) + max(max_tokens - 1, 0)
 
     @property
     def scores(self) -> tuple[PositionLogprobs, ...]:
@@ -92,6 +131,7 @@ class Request:
         return Usage(
             prompt_tokens=len(self.submit.prompt),
             completion_tokens=sum(len(sequence.generated) for sequence in self.sequences),
+            cached_tokens=self.num_cached or 0,
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.scheduler.core.kv.table import BlockTable
 from shared.errors import ErrorCode
 from shared.ids import Ids, SequenceId
-from shared.messages import PositionLogprobs
+from shared.messages import PREVIOUS, PositionLogprobs
 from shared.sampling import FinishReason
 
 
@@ -34,7 +34,10 @@ class Sequence:
     restart differ only in how far apart the two numbers are.
     """
 
-    __slots__ = ("finish", "generated", "index", "logprobs", "prompt", "sequence_id", "table")
+    __slots__ = (
+        "ahead", "finish", "generated", "goal", "hashes", "index", "logprobs", "num_lost", "prompt",
+        "sequence_id", "swapped", "table",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,7 +54,17 @@ class Sequence:
         self.logprobs = list(logprobs)
         """One for each generated token if the request asks for them; else none."""
         self.table: BlockTable | None = None
+        self.swapped: BlockTable | None = None
+        """Its blocks in the CPU pool, while its request is swapped out."""
         self.finish: Finish | None = None
+        self.ahead = 0
+        """Tokens drawn by plans in flight: they are not known yet, but they have a place."""
+        self.goal = 0
+        """Most places it will ever need: the last token generated is never computed."""
+        self.hashes: list[bytes] = []
+        """Of its full blocks, as far as somebody wanted them (kv/prefix.py)."""
+        self.num_lost = 0
+        """Tokens that were computed once and given up: computing them again is a cost."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,14 +77,35 @@ class Sequence:
         return self.table.num_filled if self.table is not None else 0
 
     @property
+    def num_drawn(self) -> int:
+        """Tokens generated, those that plans in flight draw included."""
+        return len(self.generated) + self.ahead
+
+    @property
+    def num_wanted(self) -> int:
+        """Places it can use now: of all tokens but the last of its answer."""
+        return min(len(self.prompt) + len(self.generated) + self.ahead, self.goal)
+
+    @property
     def num_to_compute(self) -> int:
-        """Tokens known but not computed: 1 for a decode, more for a prompt."""
-        num_computed = self.table.num_filled if self.table is not None else 0
-        return len(self.prompt) + len(self.generated) - num_computed  # read thrice a row and step
+        """Tokens that have no place yet: 1 for a decode, more for a prompt."""
+        table, goal = self.table, self.goal  # read twice a row and step
+        wanted = len(self.prompt) + len(self.generated) + self.ahead
+        if wanted > goal:
+            wanted = goal
+        return wanted - table.num_filled if table is not None else wanted
 
     def token_ids(self, first: int, last: int) -> Ids:
-        """Tokens at positions first .. last - 1. Costs only their number."""
-        split = len(self.prompt)
+        """Tokens at positions first .. last - 1. Costs only their number.
+
+        A place beyond the tokens known is PREVIOUS: what the plan before draws.
+        """
+        split, generated = len(self.prompt), self.generated
+        num_known = split + len(generated)
+        if first == num_known - 1 and generated and last == num_known:
+            return (generated[-1],)  # nearly always
+        if last > num_known:
+            return (*self.token_ids(first, num_known), PREVIOUS)
         if first >= split:
             return tuple(self.generated[first - split : last - split])
         if last <= split:

@@ -34,7 +34,11 @@ class Outbox:
 
     def add_run(self, gateway: Gateway, run: TokenRun) -> None:
         """Tokens; they leave before whatever is said next."""
-        self._runs.setdefault(gateway, []).append(run)
+        runs = self._runs.get(gateway)
+        if runs is None:
+            self._runs[gateway] = [run]
+        else:
+            runs.append(run)
 
     def say(self, gateway: Gateway, message: SchedulerReply) -> None:
         """Any other message; all tokens added before come first."""
@@ -115,6 +119,7 @@ class Streams:
                     )
                     for sequence in request.sequences
                 ),
+                cached_tokens=request.num_cached or 0,
                 prompt_logprobs=request.scores,
             ),
         )

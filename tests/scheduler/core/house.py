@@ -27,9 +27,11 @@ from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from shared.geometry import ModelShape
 from shared.ids import Boot, RequestId
 from shared.messages import (
+    PREVIOUS,
     Attach,
     Cancel,
     CancelReason,
+    Costs,
     ExecutorReady,
     GeneratedSequence,
     StepFailed,
@@ -45,6 +47,7 @@ from tests.scheduler.core.toys import (
     VOCAB,
     ToyExecutor,
     ToyGateway,
+    key_of,
     solo,
     solo_logprobs,
     solo_scores,
@@ -58,8 +61,13 @@ class House:
 
     def __init__(
         self, num_blocks=16, block_size=4, *, free_order=None, max_model_len=256, join=True,
-        **config,
+        num_cpu_blocks=0, costs=None, enable_prefix_caching=False, laws_every=1, **config,
     ):  # fmt: skip
+        """The laws are checked after every `laws_every`th event."""
+        config["enable_prefix_caching"] = enable_prefix_caching
+        self.num_cpu_blocks, self.laws_every = num_cpu_blocks, laws_every
+        self.costs = costs or Costs(64, 1e6, 1e3)
+
         def make_allocator(num_blocks, block_size):
             return PagedAllocator(BlockPool(num_blocks, free_order), block_size)
 
@@ -100,31 +108,55 @@ class House:
                     assert self.executor is not None, "a plan without an executor"
                     assert plan.boot == BOOT
                     assert not self.plans or plan.step_id == self.plans[-1].step_id + 1
+                    self._check_previous(plan)
+                    self._check_progress(plan)
                     self.plans.append(plan)
                     self.in_flight.append(plan)
                 case Reply(gateway, message):
                     self.gateways[gateway].hear(message)
-        check_laws(self.core)
+        if len(self.events) % self.laws_every == 0:
+            check_laws(self.core)
         return commands
+
+    def _check_previous(self, plan):
+        """PREVIOUS stands where the plan before draws, and nowhere else."""
+        before = self.plans[-1].rows if self.plans else ()
+        drawn = {ask.sequence_id for row in before for ask in row.samples}
+        goes_on = {row.sequence_id for row in plan.rows if row.token_ids[-1] == PREVIOUS}
+        assert goes_on <= drawn, "PREVIOUS, and the plan before draws nothing for it"
+        assert not goes_on or self.plans[-1].step_id == plan.step_id - 1
+        assert not any(PREVIOUS in row.token_ids[:-1] for row in plan.rows)
+
+    def _check_progress(self, plan):
+        """Who gives way again has more tokens than before, unless its executor was lost since."""
+        told = {preemption.sequence_id for preemption in plan.preemptions}
+        for request in self.core.book:
+            if told and any(one.sequence_id in told for one in request.sequences):
+                num_tokens = sum(one.num_drawn for one in request.sequences)
+                before = self.gave_way.get(request, -1)
+                assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"
+                self.gave_way[request] = num_tokens
 
     def later(self, seconds=0.001):
         self.now += seconds
         return self.now
 
-    def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,)):
+    def join(self, num_blocks=None, block_size=None, vocab=VOCAB, eos=(EOS,), costs=None):
         self.num_blocks = num_blocks or self.num_blocks
         self.block_size = block_size or self.block_size
-        self.executor = ToyExecutor(self.num_blocks, self.block_size)
+        self.gave_way = {}
+        self.executor = ToyExecutor(self.num_blocks, self.block_size, self.num_cpu_blocks)
         self.in_flight = []
         shape = ModelShape(1, 1, 1, 2, 2, vocab, self.max_model_len)
         ready = ExecutorReady(
-            Boot(99), "toy", shape, self.block_size, self.num_blocks, 0, self.max_model_len, eos,
-            "int32",
+            Boot(99), "toy", shape, self.block_size, self.num_blocks, self.num_cpu_blocks,
+            self.max_model_len, eos,
+            "int32", costs or self.costs,
         )  # fmt: skip
         return self.handle(ExecutorJoined(self.later(), ready))
 
     def lose_executor(self):
-        self.executor, self.in_flight = None, []
+        self.executor, self.in_flight, self.gave_way = None, [], {}
         return self.handle(ExecutorLost(self.later()))
 
     def submit(
@@ -140,15 +172,20 @@ class House:
         fields = {"generated": resumed, "age_s": age_s, "context": context, "key_hash": key_hash}
         submit = Submit(RequestId(name), tuple(prompt), params, **{**fields, **(extra or {})})
         self.submits[name] = submit
-        stream = self.gateways[_gateway(gateway)].streams[name]
-        stream.tokens = list(submit.generated[0].token_ids if submit.generated else ())
-        stream.logprobs = list(submit.generated[0].logprobs if submit.generated else ())
+        for index in range(params.n if params.n <= 128 else 1):
+            so_far = submit.generated[index] if index < len(submit.generated) else _NOTHING
+            stream = self.stream(name, gateway, index)
+            stream.tokens, stream.logprobs = list(so_far.token_ids), list(so_far.logprobs)
+        stream = self.stream(name, gateway)
         stream.prompt_logprobs, stream.num_scores = submit.prompt_logprobs, num_scores
         return self.handle(RequestArrived(self.later(), _gateway(gateway), submit))
 
     def step(self, times=1, failing_rows=()):
-        """Run the plan in flight, and give the core its result."""
+        """Run the first plan in flight, and give the core its result."""
         for _ in range(times):
+            if self.executor.lacks(self.in_flight[0]):
+                self.refuse_step("PREVIOUS, but nothing was drawn")
+                continue
             plan = self.in_flight.pop(0)
             result = self.executor.run(plan, failing_rows)
             self.results.append(result)
@@ -156,6 +193,7 @@ class House:
 
     def refuse_step(self, message="cannot"):
         plan = self.in_flight.pop(0)
+        self.gave_way = {}
         return self.handle(StepRefused(self.later(), StepFailed(plan.boot, plan.step_id, message)))
 
     def run(self, most=5_000):
@@ -170,8 +208,8 @@ class House:
         cancel = Cancel(RequestId(name), sequence, reason)
         return self.handle(CancelRequested(self.later(), _gateway(gateway), cancel))
 
-    def stop_string(self, name, gateway="g"):
-        return self.cancel(name, CancelReason.STOP_STRING, 0, gateway)
+    def stop_string(self, name, gateway="g", index=0):
+        return self.cancel(name, CancelReason.STOP_STRING, index, gateway)
 
     def done(self, name, gateway="g"):
         return self.handle(RequestDone(self.later(), _gateway(gateway), RequestId(name)))
@@ -185,7 +223,10 @@ class House:
         streams = self.gateways[_gateway(gateway)].streams
         listed = tuple(
             StreamPosition(
-                RequestId(name), (len(streams[name].tokens),) if positions is None else positions
+                RequestId(name),
+                tuple(len(streams[key_of(name, index)].tokens) for index in range(self.width(name)))
+                if positions is None
+                else positions,
             )
             for name in names
         )
@@ -199,20 +240,32 @@ class House:
 
     # ------------------------------------------------------------------ what shows
 
-    def stream(self, name, gateway="g"):
-        return self.gateways[_gateway(gateway)].streams[name]
+    def stream(self, name, gateway="g", index=0):
+        return self.gateways[_gateway(gateway)].streams[key_of(name, index)]
 
-    def tokens(self, name, gateway="g"):
-        return tuple(self.stream(name, gateway).tokens)
+    def tokens(self, name, gateway="g", index=0):
+        return tuple(self.stream(name, gateway, index).tokens)
 
-    def finish(self, name, gateway="g"):
-        finished = self.stream(name, gateway).finished
+    def finish(self, name, gateway="g", index=0):
+        finished = self.stream(name, gateway, index).finished
         return finished.reason if finished else None
 
-    def solo(self, name, max_tokens=None):
+    def width(self, name):
+        """How many answers this request wants."""
+        return self.submits[name].sampling.n if name in self.submits else 1
+
+    def answers(self, name, gateway="g"):
+        """All of what its gateway holds."""
+        return [self.tokens(name, gateway, index) for index in range(self.width(name))]
+
+    def solos(self, name, max_tokens=None):
+        """All the answers of this request alone."""
+        return [self.solo(name, max_tokens, index) for index in range(self.width(name))]
+
+    def solo(self, name, max_tokens=None, index=0):
         """The answer of this request alone."""
         submit = self.submits[name]
-        return solo(submit.prompt, submit.sampling, max_tokens)[0]
+        return solo(submit.prompt, submit.sampling, max_tokens, index)[0]
 
     def scores(self, name):
         """What is reported of this request's prompt when it is alone."""
@@ -228,12 +281,15 @@ class House:
         request = self.core.book.get(name)
         return request.status if request else None
 
-    def sequence(self, name):
-        return self.core.book.get(name).sequences[0]
+    def sequence(self, name, index=0):
+        return self.core.book.get(name).sequences[index]
 
-    def table(self, name):
+    def table(self, name, index=0):
         """((physical block, # filled), ...) as in the paper's figures."""
-        return self.sequence(name).table.entries()
+        return self.sequence(name, index).table.entries()
+
+    def ref_count(self, block_id):
+        return self.core.steps.holdings.allocator.pool.ref_count(block_id)
 
     def replies(self, kind):
         """The messages of one kind in the last commands."""
@@ -255,7 +311,11 @@ class House:
 
     @property
     def free(self):
-        return self.core.usage().num_free
+        """Blocks that nobody holds; what is in some of them may still be known."""
+        return self.core.usage().num_free + self.core.usage().num_cached
+
+
+_NOTHING = GeneratedSequence(())
 
 
 def _gateway(name):

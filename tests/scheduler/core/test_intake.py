@@ -103,8 +103,8 @@ def test_a_defaulted_max_tokens_is_the_rest_of_the_context_when_the_pool_is_larg
 
 @pytest.mark.parametrize(
     ("extra", "field"),
-    [({"priority": 1}, "priority"), ({"cache_salt": "x"}, "cache_salt"),
-     ({"deadline_s": 3.0}, "deadline_s"), ({"deadline_s": 0.0}, "deadline_s")],
+    [({"priority": 1}, "priority"), ({"deadline_s": 3.0}, "deadline_s"),
+     ({"deadline_s": 0.0}, "deadline_s")],
 )  # fmt: skip
 def test_an_option_of_a_later_part_is_refused_and_never_ignored(house, extra, field):
     house.submit("A", extra=extra)
@@ -113,7 +113,8 @@ def test_an_option_of_a_later_part_is_refused_and_never_ignored(house, extra, fi
 
 @pytest.mark.parametrize(
     ("params", "field"),
-    [({"n": 2}, "n"), ({"logprobs": 21}, "logprobs"), ({"min_tokens": 9, "max_tokens": 8},
+    [({"n": 0}, "n"), ({"n": 129}, "n"), ({"logprobs": 21}, "logprobs"),
+     ({"min_tokens": 9, "max_tokens": 8},
      "min_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"stop_token_ids": (VOCAB,)},
      "stop_token_ids"), ({"use_beam_search": True}, "use_beam_search")],
 )  # fmt: skip
@@ -206,7 +207,8 @@ def test_a_stop_string_found_before_any_model_is_known_is_answered_once_it_is(bu
     ("setting", "flag"),
     [({"max_num_seqs": 0}, "--max-num-seqs"), ({"watermark": 1.0}, "--watermark"),
      ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"),
-     ({"plans_in_flight": 2}, "--plans-in-flight"), ({"stream_ttl_s": 0.0}, "--stream-ttl")],
+     ({"plans_in_flight": 3}, "--plans-in-flight"),
+     ({"preemption_mode": "never"}, "--preemption-mode"), ({"stream_ttl_s": 0.0}, "--stream-ttl")],
 )  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_by_its_flag(setting, flag):
     with pytest.raises(StartError, match=flag):

@@ -12,7 +12,7 @@ from tests.scheduler.core.house import House
 
 @pytest.fixture
 def at_work():
-    house = House()
+    house = House(enable_prefix_caching=True, num_cpu_blocks=4)
     for name in "AB":
         house.submit(name, prompt=6, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
     house.step(2)
@@ -21,20 +21,58 @@ def at_work():
 
 
 def leak_a_block(house):
-    house.core.steps.allocator.pool.take()
+    house.core.steps.holdings.allocator.pool.take()
 
 
 def free_under_a_plan(house):
     sequence = house.sequence("A")
-    house.core.steps.allocator.free(sequence.table)
+    house.core.steps.holdings.allocator.free(sequence.table)
 
 
 def skip_a_place(house):
-    house.sequence("A").table.block_ids.append(house.core.steps.allocator.pool.take())
+    house.sequence("A").table.block_ids.append(house.core.steps.holdings.allocator.pool.take())
 
 
 def count_twice(house):
-    house.core.steps.allocator.pool.share(house.sequence("A").table.block_ids[0])
+    house.core.steps.holdings.allocator.pool.share(house.sequence("A").table.block_ids[0])
+
+
+def cache_a_stranger(house):
+    pool = house.core.steps.holdings.allocator.pool
+    block = pool.take()
+    pool.keep(block)
+    pool.release(block)
+    pool.settle()
+
+
+def expect_what_nobody_computes(house):
+    house.core.steps.holdings.prefix.expect(b"nothing")
+
+
+def leak_a_cpu_block(house):
+    house.core.steps.holdings.cpu.pool.take()
+
+
+def hold_both_pools(house):
+    sequence = house.sequence("A")
+    sequence.swapped = house.core.steps.holdings.cpu.start()
+
+
+def hand_out_what_a_plan_names(house):
+    holdings = house.core.steps.holdings
+    sequence = house.sequence("A")
+    sequence.table.last_step = 0
+    holdings.release(sequence)
+    holdings.settle(None)
+
+
+def draw_thrice(house):
+    house.sequence("A").ahead = 3
+
+
+def know_a_block_twice(house):
+    prefix = house.core.steps.holdings.prefix
+    prefix.add(b"again", next(iter(prefix.blocks.values())))
 
 
 def finish_aside(house):
@@ -88,7 +126,12 @@ def queue_what_runs(house):
         (leak_a_block, "law 4, free"), (free_under_a_plan, "law 4, every table has one owner"),
         (skip_a_place, "law 6"), (count_twice, "law 4, reference counts"),
         (finish_aside, "finished means"), (leave_the_line, "lines, waiting"),
-        (lose_a_plan, "no stall"), (miscount, "every request ends once"),
+        (cache_a_stranger, "cache, cached blocks are known"),
+        (expect_what_nobody_computes, "cache, what is coming"), (leak_a_cpu_block, "law 4, free"),
+        (hold_both_pools, "law 5, blocks in one pool"), (draw_thrice, "draws in flight"),
+        (hand_out_what_a_plan_names, "law 5, running ones|law 2"),
+        (know_a_block_twice, "cache, a block for each"), (lose_a_plan, "no stall"),
+        (miscount, "every request ends once"),
         (lose_a_logprob, "a logprob for each token"),
         (lose_a_score, "a score for each prompt token"),
         (score_too_late, "a prompt is scored before its answer"),

@@ -3,9 +3,12 @@
 import pytest
 
 from services.scheduler.core.book import Book
+from services.scheduler.core.costs import MachineCosts
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.decoding import Sample as SampleOnce
 from services.scheduler.core.events import Gateway
+from services.scheduler.core.giving_way import GivingWay
+from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.lifecycle import Change, Status
@@ -16,7 +19,7 @@ from services.scheduler.core.policies.preemption import LatestFirst, Recompute
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
 from shared.ids import RequestId, SequenceId
-from shared.messages import PreemptionMode, Sample, Submit
+from shared.messages import Costs, PreemptionMode, Sample, Submit
 from shared.sampling import DrawParams, FinishReason, SamplingParams
 from tests.scheduler.core.house import BOOT
 
@@ -177,10 +180,14 @@ class SmallChunks(Mixed):
 def test_promises_hold_under_a_policy_that_leaves_prompts_half_done():
     """Eight blocks; A is promised five and has one. B wants four: not yet. Policies plug in."""
     book, allocator = Book(Fcfs()), PagedAllocator(BlockPool(8), 4)
+    holdings, counters = Holdings(allocator), Counters()
+    giving_way = GivingWay(
+        book=book, holdings=holdings, costs=MachineCosts(Costs(64, 0.0, 0.0), counters),
+        victim=LatestFirst(), preemption=Recompute(), counters=counters,
+    )  # fmt: skip
     planner = Planner(
-        boot=BOOT, book=book, allocator=allocator, batching=SmallChunks(64), victim=LatestFirst(),
-        preemption=Recompute(), counters=Counters(), max_running=9,
-        max_scored_tokens=9, watermark=0.0,
+        boot=BOOT, book=book, holdings=holdings, batching=SmallChunks(64), giving_way=giving_way,
+        counters=counters, max_running=9, max_scored_tokens=9, watermark=0.0,
     )  # fmt: skip
     for at, (name, prompt) in enumerate((("A", 17), ("B", 16), ("C", 3))):
         params = SamplingParams(max_tokens=2)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from shared.messages import Costs
 from shared.sampling import DrawParams
 from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, random_walk
 
@@ -32,6 +33,11 @@ class Walk(RuleBasedStateMachine):
         max_scored_tokens=st.sampled_from((1, 2, 5, 256)),
         max_num_queued_reqs=st.sampled_from((1, 2, 4096)),
         max_num_queued_tokens=st.sampled_from((5, 40, 9999)),
+        num_cpu_blocks=st.sampled_from((0, 2, 9)),
+        preemption_mode=st.sampled_from(("auto", "swap", "recompute")),
+        enable_prefix_caching=st.booleans(),
+        plans_in_flight=st.sampled_from((1, 2)),
+        costs=st.sampled_from((Costs(64, 1e9, 1e3), Costs(64, 1e3, 1e6), Costs(64, 0.0, 0.0))),
         join=st.booleans(),
     )
     def build(self, **house):
@@ -49,10 +55,13 @@ class Walk(RuleBasedStateMachine):
         logprobs=st.sampled_from((None, None, 0, 2)),
         prompt_logprobs=st.sampled_from((None, None, 0, 3)),
         draw=st.sampled_from((DrawParams(), PENALTY)),
+        n=st.sampled_from((1, 1, 2, 3)),
+        family=st.sampled_from((None, 0, 1)),
+        tenant=st.sampled_from((0, 0, 1)),
     )
     def submit(
         self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s, logprobs,
-        prompt_logprobs, draw,
+        prompt_logprobs, draw, n, family, tenant,
     ):  # fmt: skip
         params = {
             "seed": seed,
@@ -62,8 +71,9 @@ class Walk(RuleBasedStateMachine):
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
             "draw": draw,
+            "n": n,
         }
-        self.walker.submit(prompt, max_tokens, gateway, params, age_s)
+        self.walker.submit(prompt, max_tokens, gateway, params, age_s, family, tenant)
 
     @rule(times=st.integers(1, 6))
     def step(self, times):
@@ -165,6 +175,20 @@ HOUSES = {
         "max_num_seqs": 4, "max_scored_tokens": 3, "max_num_queued_reqs": 3,
     },
     "single places": {"num_blocks": 40, "block_size": 1, "max_model_len": 48, "watermark": 0.1},
+    "all at once": {
+        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3),
+        "num_cpu_blocks": 9, "preemption_mode": "swap", "enable_prefix_caching": True,
+        "plans_in_flight": 2, "watermark": 0.0,
+    },
+    "recompute, two ahead": {
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2),
+        "preemption_mode": "recompute", "enable_prefix_caching": True, "plans_in_flight": 2,
+        "max_num_batched_tokens": 7,
+    },
+    "cheapest": {
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4),
+        "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0,
+    },
 }  # fmt: skip
 
 
@@ -177,8 +201,17 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
         "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
         "row error", "executor lost", "late result", "scored", "only scored",
     }  # fmt: skip
-    if "max_num_queued_reqs" in HOUSES[name]:
+    house = HOUSES[name]
+    if "max_num_queued_reqs" in house:
         must.add("queue_full")
+    if "widths" in house:
+        must.add("copy on write")
+    if house.get("enable_prefix_caching"):
+        must |= {"hit", "eviction"}
+    if "num_cpu_blocks" in house:
+        must |= {"swap", "swap in"}
+    if house.get("preemption_mode") == "recompute" or "costs" in house:
+        must.add("recompute")
     assert must <= set(+walker.happened), f"never happened: {must - set(+walker.happened)}"
 
 

@@ -7,11 +7,12 @@ gap.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from shared.geometry import blocks_in
 from shared.messages import (
+    PREVIOUS,
     Accepted,
     Attached,
     Finished,
@@ -81,14 +82,19 @@ def luck(seed, draw, history, num_prompt):
     return (seed, tuple(history), num_prompt) if draw.needs_history else seed
 
 
-def solo(prompt, sampling, max_tokens=None):
+def _of_index(seed, index):
+    """Every sequence of a request has a luck of its own."""
+    return (seed, index) if index else seed
+
+
+def solo(prompt, sampling, max_tokens=None, index=0):
     """(tokens, reason, stop token id) of a request that has the toy for itself, and no blocks."""
     limit = sampling.max_tokens if max_tokens is None else max_tokens
     tokens = list(prompt)
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
     for count in range(1, limit + 1):
         banned = stops if count <= sampling.min_tokens else ()
-        seed = luck(sampling.seed, sampling.draw, tokens, len(prompt))
+        seed = luck(_of_index(sampling.seed, index), sampling.draw, tokens, len(prompt))
         token_id = next_token(placed(tokens), seed, banned)
         tokens.append(token_id)
         if token_id in stops:
@@ -99,18 +105,49 @@ def solo(prompt, sampling, max_tokens=None):
 class ToyExecutor:
     """One executor life: checks each plan like the real one, and runs it."""
 
-    def __init__(self, num_blocks, block_size):
+    def __init__(self, num_blocks, block_size, num_cpu_blocks=0):
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.store = {}
+        self.num_cpu_blocks = num_cpu_blocks
+        self.store, self.cpu_store = {}, {}
+        self.drawn = {}
+
+    def lacks(self, plan):
+        """Whether this plan goes on from draws of the plan before it, which was not run."""
+        has_previous = any(row.token_ids[-1] == PREVIOUS for row in plan.rows)
+        return has_previous and plan.step_id - 1 not in self.drawn
 
     def run(self, plan, failing_rows=()):
+        """The result of a plan; run twice in a row it does the same."""
         sampled, errors, scored, seen = [], [], [], set()
-        for move in plan.copies:
-            for offset in range(self.block_size):
-                self.store[move.destination, offset] = self.store.get((move.source, offset))
+        for moves, source, target, targets in (
+            (plan.swap_out, self.store, self.cpu_store, self.num_cpu_blocks),
+            (plan.swap_in, self.cpu_store, self.store, self.num_blocks),
+            (plan.copies, self.store, self.store, self.num_blocks),
+        ):
+            assert len({move.destination for move in moves}) == len(moves)
+            copied = []
+            for move in moves:
+                assert 0 <= move.destination < targets
+                for offset in range(self.block_size):
+                    assert source is self.store or (move.source, offset) in source
+                    copied.append(((move.destination, offset), source.get((move.source, offset))))
+            target.update(copied)
+        rows, lost = [], []
         for row in plan.rows:
             assert row.sequence_id not in seen, "a sequence has one row a plan"
             seen.add(row.sequence_id)
+            if row.token_ids[-1] == PREVIOUS:
+                token_id = self.drawn[plan.step_id - 1][row.sequence_id]
+                if token_id is None:
+                    lost.append(row)
+                    continue
+                row = _resolved(row, token_id)
+            rows.append(row)
+        errors += [RowError(row.sequence_id, "its token before failed") for row in lost]
+        drawn = {ask.sequence_id: None for row in plan.rows for ask in row.samples}
+        last_two = {step: it for step, it in self.drawn.items() if step >= plan.step_id - 1}
+        self.drawn = {**last_two, plan.step_id: drawn}
+        for row in rows:
             last = row.first_position + len(row.token_ids)
             assert row.token_ids
             assert len(row.block_table) == blocks_in(last, self.block_size)
@@ -118,7 +155,7 @@ class ToyExecutor:
             assert all(0 <= token_id < VOCAB for token_id in row.token_ids)
             for position, token_id in enumerate(row.token_ids, row.first_position):
                 self.store[self._place(row, position)] = (token_id, position)
-        for row in plan.rows:
+        for row in rows:
             if row.sequence_id in failing_rows:
                 errors.append(RowError(row.sequence_id, "logits are not numbers"))
                 continue
@@ -126,10 +163,11 @@ class ToyExecutor:
             context = [self.store.get(self._place(row, position)) for position in range(last)]
             for ask in row.samples:
                 assert ask.draw.needs_history == bool(ask.history)
-                seed = luck(ask.seed, ask.draw, ask.history, ask.num_prompt)
+                seed = luck(_of_index(ask.seed, ask.index), ask.draw, ask.history, ask.num_prompt)
                 token_id = next_token(context, seed, ask.banned_ids)
                 told = None if ask.num_top is None else logprobs_of(context, token_id, ask.num_top)
                 sampled.append(Sampled(ask.sequence_id, token_id, told))
+                drawn[ask.sequence_id] = token_id
             if row.score is not None:
                 scored.append(self._score(row, context))
         return StepResult(plan.boot, plan.step_id, tuple(sampled), tuple(errors), tuple(scored))
@@ -151,9 +189,20 @@ class ToyExecutor:
         return row.block_table[position // self.block_size], position % self.block_size
 
 
+def _resolved(row, token_id):
+    """The row with the token its sequence drew in place of PREVIOUS."""
+    samples = tuple(
+        replace(ask, history=(*ask.history[:-1], token_id))
+        if ask.history and ask.history[-1] == PREVIOUS
+        else ask
+        for ask in row.samples
+    )
+    return replace(row, token_ids=(*row.token_ids[:-1], token_id), samples=samples)
+
+
 @dataclass
 class Stream:
-    """What one gateway knows of one request."""
+    """What one gateway knows of one sequence; what concerns the request is with the first one."""
 
     tokens: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
@@ -183,8 +232,8 @@ class ToyGateway:
             case Tokens(items):
                 for run in items:
                     self._take(run)
-            case Finished(request_id):
-                stream = self.streams[request_id]
+            case Finished(request_id, sequence):
+                stream = self.streams[key_of(request_id, sequence)]
                 has_scores = len(stream.prompt_logprobs) >= stream.num_scores
                 is_whole = has_scores or message.reason is not FinishReason.LENGTH
                 if message.length == len(stream.tokens) and is_whole:
@@ -195,14 +244,15 @@ class ToyGateway:
             case Refused(request_id):
                 self.streams[request_id].refused = message
             case Attached(request_id):
-                stream = self.streams[request_id]
-                stream.attached = message
-                stream.tokens = list(message.sequences[0].token_ids)
-                stream.logprobs = list(message.sequences[0].logprobs)
-                stream.prompt_logprobs = message.prompt_logprobs
+                self.streams[request_id].attached = message
+                self.streams[request_id].prompt_logprobs = message.prompt_logprobs
+                for index, sequence in enumerate(message.sequences):
+                    stream = self.streams[key_of(request_id, index)]
+                    stream.tokens = list(sequence.token_ids)
+                    stream.logprobs = list(sequence.logprobs)
 
     def _take(self, run):
-        stream = self.streams[run.request_id]
+        stream = self.streams[key_of(run.request_id, run.sequence)]
         held = stream.tokens
         assert run.token_ids or run.prompt_logprobs
         assert run.start == 0 or not run.prompt_logprobs
@@ -217,3 +267,8 @@ class ToyGateway:
         assert overlap == list(run.token_ids[: len(overlap)]), "what was told has changed"
         held += run.token_ids[len(overlap) :]
         stream.logprobs += run.logprobs[len(overlap) :]
+
+
+def key_of(name, index):
+    """Where a gateway keeps one sequence of a request; the first is the request's own."""
+    return (name, index) if index else name

@@ -8,10 +8,11 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+from services.scheduler.core.commands import Reply
 from services.scheduler.core.events import StepFinished
 from shared.errors import ErrorCode
 from shared.ids import Boot
-from shared.messages import CancelReason, GeneratedSequence
+from shared.messages import GeneratedSequence, PreemptionMode
 from shared.sampling import DrawParams, FinishReason, SamplingParams
 from tests.scheduler.core.house import House
 from tests.scheduler.core.toys import VOCAB, solo, solo_logprobs, solo_scores
@@ -19,25 +20,31 @@ from tests.scheduler.core.toys import VOCAB, solo, solo_logprobs, solo_scores
 GATEWAYS = "gh"
 PENALTY = DrawParams(presence_penalty=0.5)
 MOST_LIVE = 12
+FAMILIES = [tuple((first + at * 7) % (VOCAB - 1) + 1 for at in range(40)) for first in (0, 11)]
 
 
 class Walker:
     """A house, and what a plain memory of the walk knows about each request."""
 
-    def __init__(self, **house):
+    def __init__(self, widths=(1,), **house):
+        """`widths` are the n of the requests that a random walk submits."""
         self.house = House(**house)
-        self.settings = house
+        self.settings, self.widths = house, widths
         self.owners = {}
         self.answers, self.logprobs, self.scores = {}, {}, {}
         self.may_fail = set()
         self.over = set()
         self.count = 0
+        self.seen = {}
         self.happened = Counter()
 
     # ------------------------------------------------------------------ moves
 
-    def submit(self, prompt, max_tokens, gateway, params, age_s=0.0):
-        """`params`: keyword arguments of SamplingParams beside max_tokens."""
+    def submit(self, prompt, max_tokens, gateway, params, age_s=0.0, family=None, tenant=0):
+        """`params`: keyword arguments of SamplingParams beside max_tokens.
+
+        Prompts of one family begin alike, for all but their last two tokens.
+        """
         if len(self.owners) >= MOST_LIVE:
             return
         self.count += 1
@@ -45,13 +52,18 @@ class Walker:
         house, sampling = self.house, SamplingParams(max_tokens=max_tokens, **params)
         self.owners[name] = gateway
         ids = tuple((self.count * 5 + at * at) % (VOCAB - 1) + 1 for at in range(prompt))
+        if family is not None and prompt > 2:
+            ids = FAMILIES[family][: prompt - 2] + ids[:2]
         most = house.max_model_len - prompt if max_tokens is None else max_tokens
         most = min(most, 4 * house.block_size * house.num_blocks)
-        answer = solo(ids, sampling, most)[0]
-        self.answers[name] = answer
-        self.logprobs[name] = solo_logprobs(ids, sampling, answer)
+        answers = [solo(ids, sampling, most, index)[0] for index in range(sampling.n)]
+        self.answers[name] = answers
+        self.logprobs[name] = [solo_logprobs(ids, sampling, answer) for answer in answers]
         self.scores[name] = solo_scores(ids, sampling)
-        house.submit(name, ids, gateway=gateway, sampling=sampling, age_s=age_s)
+        house.submit(
+            name, ids, gateway=gateway, sampling=sampling, age_s=age_s,
+            key_hash=bytes(tenant), extra={"cache_salt": "s" * tenant},
+        )  # fmt: skip
         if refusal := self._stream(name).refused:
             self._forget(name)
             self.happened[str(refusal.code)] += 1
@@ -66,6 +78,8 @@ class Walker:
         if not self.house.in_flight:
             return
         rows = self.house.in_flight[0].rows
+        if not rows or self.house.executor.lacks(self.house.in_flight[0]):
+            return
         sequence_id = rows[which % len(rows)].sequence_id
         self.may_fail.update(self._names_of({sequence_id}))
         self.house.step(failing_rows={sequence_id})
@@ -76,13 +90,13 @@ class Walker:
         results, plans = self.house.results, self.house.in_flight
         if is_ours and results:
             result = results[which % len(results)]
-        elif not is_ours and plans:
+        elif not is_ours and plans and not self.house.executor.lacks(plans[0]):
             result = replace(self.house.executor.run(plans[0]), boot=Boot(1))
         else:
             return
         before = self.house.core.counters.results_dropped
         commands = self.house.handle(StepFinished(self.house.later(), result))
-        assert commands == []
+        assert not any(isinstance(command, Reply) for command in commands)
         assert self.house.core.counters.results_dropped == before + 1
         self.happened["late result"] += 1
 
@@ -102,13 +116,14 @@ class Walker:
     def stop_string(self, which):
         name = self._pick(which)
         if name and not self._is_deaf(name):
-            self.over.add(name)
-            self.house.cancel(name, CancelReason.STOP_STRING, 0, gateway=self.owners[name])
+            index = which % self.house.width(name)
+            self.over.add((name, index))
+            self.house.stop_string(name, self.owners[name], index)
             self.happened["stop string"] += 1
 
     def done(self, which):
         name = self._pick(which)
-        if name and self._stream(name).finished:
+        if name and all(stream.finished for stream in self._streams(name)):
             self._check_whole(name)
             self.house.done(name, gateway=self.owners[name])
             self._forget(name)
@@ -120,10 +135,12 @@ class Walker:
             return
         if self._is_deaf(name) or self.house.gateways[gateway.encode()].is_deaf:
             return
+        for index in range(1, self.house.width(name)):
+            self.house.stream(name, gateway, index).finished = None
         held = self.house.stream(name, gateway)
         held.max_tokens = self._stream(name).max_tokens
         held.num_scores = self._stream(name).num_scores
-        self.house.attach(name, gateway)
+        self.house.attach(name, gateway, self.house.submits[name].key_hash)
         self.owners[name] = gateway
         self.happened["attach"] += 1
 
@@ -156,7 +173,9 @@ class Walker:
             for request in self.house.core.book:
                 if request.num_losses >= 2:
                     self.may_fail.add(request.request_id)
-            self.house.results += map(self.house.executor.run, self.house.in_flight)
+            for plan in self.house.in_flight:
+                if not self.house.executor.lacks(plan):
+                    self.house.results.append(self.house.executor.run(plan))
             self.house.lose_executor()
             self.happened["executor lost"] += 1
 
@@ -164,20 +183,22 @@ class Walker:
         """Join a new executor; one with another number of blocks may end requests."""
         if num_blocks not in (None, self.house.num_blocks) or self.house.executor is not None:
             self.may_fail.update(self.owners)
+        self._count()
         self.house.join(num_blocks)
 
     def restart(self):
         """The scheduler dies; its gateways submit what they hold to the next one."""
+        self._count()
         old, self.house = self.house, House(**{**self.settings, "join": False})
         self.house.gateways, self.house.now = old.gateways, old.now
         self.house.submits, self.house.history = old.submits, old.history
         for gateway in self.house.gateways.values():
             gateway.is_deaf = False
         for name in self.owners:
-            stream = self._stream(name)
-            finish = stream.finished.reason if stream.finished else None
-            is_new = finish is None and not stream.tokens
-            self._resubmit(name, () if is_new else self._so_far(name, finish), resubmitted=True)
+            streams = self._streams(name)
+            is_new = not any(stream.finished or stream.tokens for stream in streams)
+            so_far = () if is_new else self._so_far(name, with_ends=True)
+            self._resubmit(name, so_far, resubmitted=True)
         self.house.join(old.num_blocks)
         for name in self.owners:
             refusal = self._stream(name).refused
@@ -186,26 +207,43 @@ class Walker:
         self.happened["restart"] += 1
 
     def tick(self, seconds):
+        self._count()
         self.house.tick(seconds)
 
     # ------------------------------------------------------------------ checks
 
     def check(self):
         """What must hold between any two moves."""
-        self.happened["preemption"] = max(
-            self.happened["preemption"], self.house.core.counters.preemptions.total()
-        )
         self._drop_refused()
         for name in self.owners:
-            stream, answer, scores = self._stream(name), self.answers[name], self.scores[name]
-            held = tuple(stream.tokens)
-            assert held == answer[: len(held)], f"{name} went astray"
-            told = self.logprobs[name][: len(held)]
-            assert tuple(stream.logprobs) == told, f"{name}: its logprobs went astray"
+            for index, stream in enumerate(self._streams(name)):
+                held, answer = tuple(stream.tokens), self.answers[name][index]
+                assert held == answer[: len(held)], f"{name}:{index} went astray"
+                told = self.logprobs[name][index][: len(held)]
+                assert tuple(stream.logprobs) == told, f"{name}: its logprobs went astray"
+            stream, scores = self._stream(name), self.scores[name]
+            held = stream.tokens
             assert stream.prompt_logprobs in ((), scores), f"{name}: its scores went astray"
             if held and scores:
                 assert stream.prompt_logprobs, f"{name}: its scores were left out"
                 self.happened["scored"] += 1
+
+    def _count(self):
+        """What this scheduler life has seen so far; a life that is over is counted in full."""
+        counters, seen = self.house.core.counters, self.seen
+        now = {
+            "preemption": counters.preemptions.total(),
+            "swap": counters.preemptions[PreemptionMode.SWAP],
+            "recompute": counters.preemptions[PreemptionMode.RECOMPUTE],
+            "swap in": counters.swap_in_blocks,
+            "fallback": counters.swap_fallbacks,
+            "copy on write": counters.cow_copies,
+            "hit": counters.prefix_cache_hits,
+            "eviction": self.house.core.prefix_evictions,
+        }
+        for what, times in now.items():
+            self.happened[what] += max(0, times - seen.get(what, 0))
+        self.seen = now
 
     def end(self):
         """Mend everything, run to the end, and look at every answer."""
@@ -221,14 +259,19 @@ class Walker:
         for name in list(self.owners):
             self._check_whole(name)
             self.house.done(name, gateway=self.owners[name])
+        self._count()
         core = self.house.core
         assert (core.num_running, core.num_waiting, core.num_swapped) == (0, 0, 0)
-        assert core.usage().num_free == core.usage().num_blocks
+        for usage in (core.usage(), core.cpu_usage()):
+            assert usage.num_free + usage.num_cached == usage.num_blocks
         assert len(core.book) == 0
 
     def _check_whole(self, name):
-        stream, answer = self._stream(name), self.answers[name]
-        finished = stream.finished
+        for index, stream in enumerate(self._streams(name)):
+            self._check_one(name, index, stream)
+
+    def _check_one(self, name, index, stream):
+        answer, finished = self.answers[name][index], stream.finished
         assert finished is not None, f"{name} never ended"
         assert finished.length == len(stream.tokens)
         if finished.reason is FinishReason.ERROR:
@@ -237,18 +280,24 @@ class Walker:
             most = self.house.core.book.get(name).max_tokens
             assert name in self.may_fail or finished.length == most
             if most == 0:
-                assert stream.prompt_logprobs == self.scores[name]
+                assert index or stream.prompt_logprobs == self.scores[name]
                 self.happened["only scored"] += bool(self.scores[name])
         elif finished.stop_token_id is not None:
             assert tuple(stream.tokens) == answer
             assert answer[-1] == finished.stop_token_id
         else:
-            assert name in self.over, f"{name} stopped for no reason"
+            assert (name, index) in self.over, f"{name}:{index} stopped for no reason"
 
     # ------------------------------------------------------------------ small things
 
     def _stream(self, name):
         return self.house.stream(name, self.owners[name])
+
+    def _streams(self, name):
+        return [
+            self.house.stream(name, self.owners[name], index)
+            for index in range(self.house.width(name))
+        ]
 
     def _is_deaf(self, name):
         return self.house.gateways[self.owners[name].encode()].is_deaf
@@ -273,24 +322,32 @@ class Walker:
             if sequence.sequence_id in sequence_ids
         }
 
-    def _so_far(self, name, finish=None):
-        stream = self._stream(name)
-        return (GeneratedSequence(tuple(stream.tokens), finish, tuple(stream.logprobs)),)
+    def _so_far(self, name, *, with_ends=False):
+        return tuple(
+            GeneratedSequence(
+                tuple(stream.tokens),
+                stream.finished.reason if with_ends and stream.finished else None,
+                tuple(stream.logprobs),
+            )
+            for stream in self._streams(name)
+        )
 
     def _resubmit(self, name, generated, *, resubmitted=False):
         submit = self.house.submits[name]
         stream = self._stream(name)
-        ended = stream.finished
+        ended = [stream.finished for stream in self._streams(name)]
         self.house.submit(
             name, submit.prompt, gateway=self.owners[name], sampling=submit.sampling,
             extra={
                 "generated": generated,
                 "prompt_logprobs": stream.prompt_logprobs,
                 "resubmitted": resubmitted,
+                "key_hash": submit.key_hash,
+                "cache_salt": submit.cache_salt,
             },
         )  # fmt: skip
-        if stream.finished is None:
-            stream.finished = ended
+        for stream, end in zip(self._streams(name), ended, strict=True):
+            stream.finished = stream.finished or end
 
 
 def random_walk(seed, num_moves, **house):
@@ -315,9 +372,11 @@ def _submit(walker, dice, gateway, _):
         "prompt_logprobs": dice.choice((None, None, 0, 3)),
         "draw": dice.choice((DrawParams(), DrawParams(), PENALTY)),
     }
+    params["n"] = dice.choice(walker.widths)
     age_s = dice.choice((0.0, 0.0, 0.0, 0.5))
     most = dice.choice((None, 0, 3, 6, 14))
-    walker.submit(dice.randrange(1, 16), most, gateway, params, age_s)
+    family, tenant = dice.choice((None, 0, 1)), dice.choice((0, 0, 1))
+    walker.submit(dice.randrange(1, 16), most, gateway, params, age_s, family, tenant)
 
 
 _MOVES = {

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.kv.usage import KVUsage
+from shared.ids import BlockId
 from shared.messages import Move
 
 
@@ -26,14 +27,23 @@ class Allocator(Protocol):
     def tables(self) -> Iterable[BlockTable]:
         """Every table that holds blocks, oldest first."""
 
-    def start(self) -> BlockTable:
-        """A table for a new sequence."""
+    def start(self, hits: Iterable[BlockId] = ()) -> BlockTable:
+        """A table for a new sequence, over full blocks that are there already."""
 
-    def append(self, table: BlockTable, num_places: int) -> Appended:
-        """Assign up to `num_places` next places: fewer, or none, when blocks run out."""
+    def append(
+        self, table: BlockTable, num_places: int, most_blocks: int | None = None, step_id: int = 0
+    ) -> Appended:
+        """Assign up to `num_places` next places: fewer, or none, when blocks run out.
 
-    def fork(self, table: BlockTable) -> BlockTable:
-        """A second table over the same blocks."""
+        At most `most_blocks` blocks are taken for it; None: as many as there are. `step_id` is the
+        plan that will write there.
+        """
+
+    def blocks_for(self, table: BlockTable, num_places: int) -> int:
+        """Blocks that `append` takes for so many places, copies included."""
+
+    def fork(self, table: BlockTable, num_blocks: int | None = None) -> BlockTable:
+        """A second table over the same blocks, or over its first `num_blocks`, which are full."""
 
     def free(self, table: BlockTable) -> None:
         """Give all blocks of a table back. Raises: InvariantBroken if it was given back before."""

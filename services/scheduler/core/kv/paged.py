@@ -7,6 +7,8 @@ from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.kv.usage import KVUsage, paged_usage
 from shared.errors import InvariantBroken
+from shared.geometry import blocks_in
+from shared.ids import BlockId
 from shared.messages import Move
 
 
@@ -23,44 +25,68 @@ class PagedAllocator:
         """Every table that was started or forked and not freed, oldest first."""
         return self._tables.keys()
 
-    def start(self) -> BlockTable:
-        """An empty table; blocks come with `append`."""
+    def start(self, hits: Iterable[BlockId] = ()) -> BlockTable:
+        """A table over full blocks that are there already; the others come with `append`."""
         table = BlockTable(self.block_size)
         self._tables[table] = None
+        for block_id in hits:
+            self.pool.share(block_id)
+            table.block_ids.append(block_id)
+        table.num_filled = len(table) * self.block_size
+        table.num_known = len(table)
         return table
 
-    def append(self, table: BlockTable, num_places: int) -> Appended:
+    def append(
+        self, table: BlockTable, num_places: int, most_blocks: int | None = None, step_id: int = 0
+    ) -> Appended:
         """Assign up to `num_places` next places, with as many blocks as that takes.
 
         A partly filled last block that others share is copied before it is written to: the table
         gets a block of its own (copy-on-write, figure 8).
         """
+        block_ids = table.block_ids
+        num_empty = len(block_ids) * self.block_size - table.num_filled
+        if 0 < num_places <= num_empty and self.pool.ref_count(block_ids[-1]) == 1:
+            table.num_filled += num_places  # most decodes
+            return Appended(num_places)
+        left = self.pool.num_available
+        if most_blocks is not None and most_blocks < left:
+            left = most_blocks
         copies: tuple[Move, ...] = ()
-        num_empty = table.num_empty
         if num_empty and num_places and self.pool.ref_count(table.block_ids[-1]) > 1:
-            if not self.pool.num_available:
+            if left < 1:
                 return Appended(0)
             shared, own = table.block_ids[-1], self.pool.take()
-            table.block_ids[-1] = own
-            self.pool.release(shared)
+            table.point(len(table) - 1, own)
+            self.pool.release(shared, step_id)
             copies = (Move(shared, own),)
+            left -= 1
         placed = min(num_places, num_empty)
-        if placed:
-            table.fill(placed)
-        while placed < num_places and self.pool.num_available:
+        table.fill(placed)
+        while placed < num_places and left > 0:
             table.add(self.pool.take())
             chunk = min(num_places - placed, self.block_size)
             table.fill(chunk)
             placed += chunk
+            left -= 1
         return Appended(placed, copies)
 
-    def fork(self, table: BlockTable) -> BlockTable:
-        """A second table over the same blocks; whoever writes first copies."""
+    def blocks_for(self, table: BlockTable, num_places: int) -> int:
+        """Blocks that `append` takes for so many places, a copy of the last one included."""
+        if num_places <= 0:
+            return 0
+        is_copied = table.num_empty > 0 and self.pool.ref_count(table.block_ids[-1]) > 1
+        num_blocks = blocks_in(table.num_filled + num_places, self.block_size)
+        return num_blocks - len(table) + is_copied
+
+    def fork(self, table: BlockTable, num_blocks: int | None = None) -> BlockTable:
+        """A second table over the same blocks, or the first few; whoever writes first copies."""
         twin = self.start()
-        for block_id in table.block_ids:
+        for block_id in table.block_ids[:num_blocks]:
             self.pool.share(block_id)
             twin.block_ids.append(block_id)
-        twin.num_filled = table.num_filled
+        twin.num_filled = min(table.num_filled, len(twin) * self.block_size)
+        twin.num_known = min(table.num_known, len(twin))
         return twin
 
     def free(self, table: BlockTable) -> None:
@@ -68,8 +94,9 @@ class PagedAllocator:
         if table not in self._tables:
             raise InvariantBroken(f"a table of {len(table)} blocks was freed twice")
         del self._tables[table]
+        last_step = table.last_step
         while table.block_ids:
-            self.pool.release(table.block_ids.pop())
+            self.pool.release(table.block_ids.pop(), last_step)
         table.num_filled = 0
 
     def usage(self) -> KVUsage:

@@ -1,4 +1,4 @@
-"""Where the places of a KV pool are: the four parts of figure 2 of the paper, and what is free."""
+"""Where the places of a KV pool are: the four parts of figure 2 of the paper, and the rest."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,9 +10,14 @@ from shared.ids import BlockId
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """A pool at one moment. tokens + reserved + internal + external + free places = all places.
+    """A pool at one moment.
+
+    tokens + reserved + internal + external + places of free and cached blocks = all places.
 
     Attributes:
+        num_free: blocks with nothing in them.
+        num_cached: blocks that no table holds and whose content may be shared again.
+        num_shared: blocks that several tables hold.
         tokens: places that hold a token (a shared block counts once).
         reserved: empty places set aside for tokens that will come.
         internal: empty places inside handed-out blocks that nobody else can use.
@@ -27,11 +32,12 @@ class KVUsage:
     reserved: int = 0
     internal: int = 0
     external: int = 0
+    num_cached: int = 0
 
     @property
     def num_used(self) -> int:
-        """Blocks some table points to."""
-        return self.num_blocks - self.num_free
+        """Blocks that some table holds, or a plan in flight."""
+        return self.num_blocks - self.num_free - self.num_cached
 
     @property
     def used_share(self) -> float:
@@ -40,7 +46,10 @@ class KVUsage:
 
 
 def paged_usage(pool: BlockPool, tables: Iterable[BlockTable], block_size: int) -> KVUsage:
-    """The usage of a paged pool: nothing is reserved, and no free block is out of reach."""
+    """The usage of a paged pool: nothing is reserved, and no free block is out of reach.
+
+    Blocks that only a plan in flight holds have nothing but internal places.
+    """
     filled: dict[BlockId, int] = {}
     for table in tables:
         for block_id, num_filled in table.entries():
@@ -52,5 +61,6 @@ def paged_usage(pool: BlockPool, tables: Iterable[BlockTable], block_size: int) 
         num_free=len(pool.free_blocks),
         num_shared=sum(pool.ref_count(block_id) > 1 for block_id in filled),
         tokens=tokens,
-        internal=len(filled) * block_size - tokens,
+        internal=(len(filled) + pool.num_settling) * block_size - tokens,
+        num_cached=len(pool.cached_blocks),
     )

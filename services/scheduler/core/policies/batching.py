@@ -1,9 +1,6 @@
 """How the tokens of one step are shared out."""
 
-from collections.abc import Iterable
 from typing import Protocol
-
-from services.scheduler.core.sequence import Sequence
 
 
 class Shares(Protocol):
@@ -12,18 +9,18 @@ class Shares(Protocol):
     left: int
     """Tokens a prompt may still take."""
 
-    def grant(self, sequence: Sequence) -> int:
-        """Tokens a running sequence may compute in this step; 0 is none."""
+    def grant(self, wanted: int) -> int:
+        """Tokens a running sequence that could use so many may compute; 0 is none."""
 
-    def grant_new(self, sequence: Sequence) -> int:
-        """Tokens a sequence that starts now may compute in this step."""
+    def grant_new(self, wanted: int) -> int:
+        """Tokens a sequence that starts now, and could use so many, may compute."""
 
 
 class Batching(Protocol):
     """Opens the budget of a step."""
 
-    def open(self, running: Iterable[Sequence]) -> Shares:
-        """The budget of a step in which these sequences go on."""
+    def open(self, wanted: list[int]) -> Shares:
+        """The budget of a step in which sequences go on that could use so many tokens each."""
 
 
 class Mixed:
@@ -37,10 +34,9 @@ class Mixed:
     def __init__(self, token_budget: int) -> None:
         self.token_budget = token_budget
 
-    def open(self, running: Iterable[Sequence]) -> "MixedShares":
+    def open(self, wanted: list[int]) -> "MixedShares":
         """A budget in which one token is kept for every sequence that decodes."""
-        decodes = sum(sequence.num_to_compute == 1 for sequence in running)
-        return MixedShares(self.token_budget - decodes)
+        return MixedShares(self.token_budget - wanted.count(1))
 
 
 class MixedShares:
@@ -49,12 +45,12 @@ class MixedShares:
     def __init__(self, left: int) -> None:
         self.left = left
 
-    def grant(self, sequence: Sequence) -> int:
+    def grant(self, wanted: int) -> int:
         """1 for a decode; for a prompt under way as much of the rest as it can use."""
-        return 1 if sequence.num_to_compute == 1 else self.grant_new(sequence)
+        return 1 if wanted == 1 else self.grant_new(wanted)
 
-    def grant_new(self, sequence: Sequence) -> int:
-        """As much of the rest as the sequence can use; it was not there when the step opened."""
-        granted = min(sequence.num_to_compute, self.left)
+    def grant_new(self, wanted: int) -> int:
+        """As much of the rest as can be used; it was not there when the step opened."""
+        granted = min(wanted, self.left)
         self.left -= granted
         return granted

@@ -1,0 +1,91 @@
+"""What giving way costs on this machine: measured at start, in about a quarter of a second.
+
+On pools of its own, which are gone afterwards: those that serve stay untouched.
+"""
+
+import statistics
+import time
+from typing import Final
+
+import numpy as np
+import torch
+
+from services.executor.batch import flatten, pack
+from services.executor.kv_pool import KVPools
+from services.executor.model.interface import DecoderModel
+from shared.geometry import blocks_in
+from shared.ids import BlockId, SequenceId
+from shared.messages import Costs, Move, Row
+
+SCRATCH_BYTES: Final = 32 * 2**20
+"""Of each pool: more than the processor's caches hold, so that memory is measured."""
+MOST_BLOCKS: Final = 1024
+"""Of each pool, where blocks are small."""
+COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Blocks moved at once: what requests of a few tokens to about a thousand hold."""
+
+SHORTEST_PROMPT: Final = 32
+LONGEST_PROMPT: Final = 512
+PROMPTS_S: Final = 0.1
+"""No longer prompt is begun after so long."""
+
+
+def measure_costs(
+    model: DecoderModel, block_size: int, block_bytes: int, max_model_len: int, *, can_swap: bool
+) -> Costs:
+    """Move blocks and compute prompts. The copy rate is 0, not known, if there is no swap space."""
+    return Costs(
+        block_bytes,
+        copy_bytes_per_s=_copy_rate(model, block_size, block_bytes) if can_swap else 0.0,
+        prefill_tokens_per_s=_prefill_rate(model, block_size, max_model_len),
+    )
+
+
+def _copy_rate(model: DecoderModel, block_size: int, block_bytes: int) -> float:
+    """Bytes a second from one pool to the other: the median over moves of few and many blocks."""
+    num_blocks = max(1, min(MOST_BLOCKS, SCRATCH_BYTES // block_bytes))
+    pools = KVPools(model, num_blocks, block_size, num_blocks)
+    for pool in (pools.gpu, pools.cpu):
+        pool.zero_()  # pages that were never written are no memory yet: copies from them are free
+    places = np.random.default_rng(0).permutation(num_blocks).tolist()
+    pools.swap_out((_move(0, 0),))  # the first one wakes threads
+    rates, first = [], 0
+    for count in (count for count in COUNTS if count <= num_blocks):
+        for move in (pools.swap_out, pools.swap_in):
+            chosen = [places[(first + i) % num_blocks] for i in range(count)]
+            moves = [_move(block, num_blocks - 1 - block) for block in chosen]
+            began = time.perf_counter()
+            move(moves)
+            rates.append(count * block_bytes / (time.perf_counter() - began))
+            first += count
+    return statistics.median(rates)
+
+
+def _move(source: int, destination: int) -> Move:
+    return Move(BlockId(source), BlockId(destination))
+
+
+def _prefill_rate(model: DecoderModel, block_size: int, max_model_len: int) -> float:
+    """Tokens a second of the longest prompt that there is time for; shorter ones warm it up."""
+    longest = min(LONGEST_PROMPT, max_model_len)
+    pool = model.allocate_pool(blocks_in(longest, block_size), block_size)
+    began = time.perf_counter()
+    count = min(SHORTEST_PROMPT, longest)
+    while True:
+        started = time.perf_counter()
+        _compute_prompt(model, pool, block_size, count)
+        ended = time.perf_counter()
+        if count == longest or ended - began > PROMPTS_S:
+            return count / (ended - started)
+        count = min(2 * count, longest)
+
+
+def _compute_prompt(
+    model: DecoderModel, pool: torch.Tensor, block_size: int, num_tokens: int
+) -> None:
+    token_ids = tuple(i % model.shape.vocab_size for i in range(num_tokens))
+    table = tuple(range(blocks_in(num_tokens, block_size)))
+    flat = flatten([Row(SequenceId(0), token_ids, 0, table)])
+    batch = pack(flat, flat.token_ids, np.array([num_tokens - 1]), block_size)
+    with torch.inference_mode():
+        model.forward(pool, batch)

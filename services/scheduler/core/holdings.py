@@ -1,0 +1,294 @@
+"""Who holds which blocks, in both pools: the one place where a sequence's tables come and go.
+
+Of a request with several sequences the first live one, the *lead*, computes the prompt alone. Once
+the prompt is placed the others share its blocks: all of them if all are at the same token, else the
+full ones, and compute the rest themselves.
+"""
+
+from collections import Counter
+from itertools import chain
+
+from services.scheduler.core.flight import SentRow
+from services.scheduler.core.kv.allocator import Allocator
+from services.scheduler.core.kv.paged import PagedAllocator
+from services.scheduler.core.kv.pool import BlockPool
+from services.scheduler.core.kv.prefix import PrefixCache, root_hash
+from services.scheduler.core.kv.table import BlockTable
+from services.scheduler.core.request import Request
+from services.scheduler.core.sequence import Sequence
+from shared.geometry import blocks_in
+from shared.ids import BlockId
+from shared.messages import Move
+
+
+class Holdings:
+    """The blocks of one executor life."""
+
+    def __init__(
+        self, allocator: Allocator, num_cpu_blocks: int = 0, prefix: PrefixCache | None = None
+    ) -> None:
+        self.allocator = allocator
+        self.cpu = PagedAllocator(BlockPool(num_cpu_blocks), allocator.block_size)
+        self.prefix = prefix
+        self._block_size = allocator.block_size
+
+    def settle(self, before_step: int | None) -> None:
+        """Blocks given up may be handed out again, unless a plan from that step on names them."""
+        self.allocator.pool.settle(before_step)
+        self.cpu.pool.settle(before_step)
+
+    # ----------------------------------------------------------------- what is needed
+
+    def to_come(self, request: Request) -> int:
+        """Blocks that the known tokens of a request need and that it does not have yet."""
+        live, need = request.live_sequences, 0
+        for sequence in live:
+            if sequence.table is not None:
+                need += self._beyond(sequence, len(sequence.table))
+            elif sequence is live[0]:
+                need += self._beyond(sequence, 0)
+            elif not is_joint(live):
+                need += self._beyond(sequence, self._num_common(sequence))
+        return need
+
+    def to_return(self, request: Request) -> int:
+        """Blocks that a swapped request needs to be as it was and to place what it knows."""
+        live, need = request.live_sequences, 0
+        tables = [sequence.swapped for sequence in live if sequence.swapped is not None]
+        need = len({block_id for table in tables for block_id in table.block_ids})
+        writers: Counter[BlockId] = Counter()
+        for sequence in live:
+            if sequence.swapped is not None:
+                need += self._beyond(sequence, len(sequence.swapped))
+                if sequence.swapped.num_empty and sequence.num_wanted > sequence.swapped.num_filled:
+                    writers[sequence.swapped.block_ids[-1]] += 1
+            elif not is_joint(live):
+                need += self._beyond(sequence, self._num_common(sequence))
+        return need + _copies(writers, self.cpu.pool)
+
+    def to_grow(self, asked: list[tuple[BlockTable | None, int]]) -> int:
+        """Blocks that the tables of one request take for so many more places each."""
+        writers: Counter[BlockId] = Counter()
+        need = 0
+        for table, num_places in asked:
+            if table is None:
+                continue
+            need += blocks_in(table.num_filled + num_places, self._block_size) - len(table)
+            if table.num_empty and num_places:
+                writers[table.block_ids[-1]] += 1
+        return need + _copies(writers, self.allocator.pool)
+
+    def _beyond(self, sequence: Sequence, num_blocks: int) -> int:
+        return max(0, blocks_in(sequence.num_wanted, self._block_size) - num_blocks)
+
+    def _num_common(self, sequence: Sequence) -> int:
+        """Full blocks that this sequence can share with its lead, a token left to compute."""
+        return min(len(sequence.prompt), sequence.num_tokens - 1) // self._block_size
+
+    def price(self, request: Request) -> tuple[int, int]:
+        """(blocks to move, tokens to compute again) if this request gives way.
+
+        A block that others hold too, and that the prefix cache knows, will still be there: its
+        tokens are not counted. Of all others it is assumed that they are gone by then, as blocks
+        are short.
+        """
+        own: Counter[BlockId] = Counter()
+        filled: dict[BlockId, int] = {}
+        for sequence in request.live_sequences:
+            if sequence.table is not None:
+                own.update(sequence.table.block_ids)
+                filled.update(sequence.table.entries())
+        pool, prefix = self.allocator.pool, self.prefix
+        num_tokens = sum(
+            count
+            for block_id, count in filled.items()
+            if prefix is None
+            or not prefix.is_known(block_id)
+            or pool.ref_count(block_id) == own[block_id]
+        )
+        return len(filled), num_tokens
+
+    # ----------------------------------------------------------------- starting
+
+    def hits(self, request: Request) -> list[BlockId] | None:
+        """Full blocks of the first tokens that are here; None: the next is being computed.
+
+        At least one token is left to compute: something has to be drawn from.
+        """
+        if self.prefix is None or not request.takes_hits:
+            return []
+        lead = request.live_sequences[0]
+        most = (lead.num_wanted - 1) // self._block_size
+        hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
+        found = self.prefix.find(hashes)
+        if len(found) < most and self.prefix.is_coming(hashes[len(found)]):
+            return None
+        return found
+
+    def start(self, request: Request, hits: list[BlockId]) -> Sequence:
+        """Give the lead its table, over the blocks that were found. Returns: the lead."""
+        lead = request.live_sequences[0]
+        lead.table = self.allocator.start(hits)
+        self._expect(request, lead)
+        return lead
+
+    def share_prompt(self, request: Request) -> None:
+        """Give the others their tables, if the lead has placed enough of the prompt."""
+        live = request.live_sequences
+        lead, others = live[0], live[1:]
+        if not others or lead.table is None or others[0].table is not None:
+            return
+        if is_joint(live):
+            if lead.table.num_filled == len(lead.prompt):
+                for sequence in others:
+                    sequence.table = self._fork(lead, lead.table, sequence, None)
+            return
+        common = len(lead.prompt) // self._block_size
+        if lead.table.num_filled < common * self._block_size or request.num_unscored:
+            return
+        for sequence in others:
+            num_common, hits = self._num_common(sequence), self._hits_of(request, sequence)
+            if len(hits) > num_common:
+                sequence.table = self.allocator.start(hits)
+            else:
+                sequence.table = self._fork(lead, lead.table, sequence, num_common)
+
+    def _hits_of(self, request: Request, sequence: Sequence) -> list[BlockId]:
+        if self.prefix is None or not request.takes_hits:
+            return []
+        most = (sequence.num_wanted - 1) // self._block_size
+        return self.prefix.find(self.prefix.hashes(sequence, self._root(request), most)[:most])
+
+    def _fork(
+        self, lead: Sequence, table: BlockTable, sequence: Sequence, num_blocks: int | None
+    ) -> BlockTable:
+        if not sequence.hashes:
+            sequence.hashes = lead.hashes[: len(lead.prompt) // self._block_size]
+        twin = self.allocator.fork(table, num_blocks)
+        twin.num_expected = twin.num_known
+        return twin
+
+    # ----------------------------------------------------------------- ending, giving way
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence needs its blocks no more: they are free now, or at its plan's result."""
+        if sequence.table is not None:
+            self._unexpect(sequence, sequence.table)
+            self.allocator.free(sequence.table)
+            sequence.table = None
+        if sequence.swapped is not None:
+            self.cpu.free(sequence.swapped)
+            sequence.swapped = None
+
+    def swap_out(self, request: Request, step_id: int) -> list[Move] | None:
+        """Move all blocks of a request to the CPU pool, each once; None if there is no room."""
+        pool = self.cpu.pool
+        sequences = [sequence for sequence in request.live_sequences if sequence.table is not None]
+        gpu_blocks = chain.from_iterable(s.table.block_ids for s in sequences if s.table)
+        distinct = dict.fromkeys(gpu_blocks)
+        if len(distinct) > pool.num_available:
+            return None
+        moves: dict[BlockId, BlockId] = {}
+        for sequence in sequences:
+            if sequence.table is not None:
+                sequence.table.last_step = step_id
+                sequence.swapped = _twin(self.cpu, sequence.table, moves, step_id)
+                self._unexpect(sequence, sequence.table)
+                self.allocator.free(sequence.table)
+                sequence.table = None
+        return [Move(source, destination) for source, destination in moves.items()]
+
+    def swap_in(self, request: Request, step_id: int) -> list[Move]:
+        """Move all blocks of a request back; there must be room."""
+        moves: dict[BlockId, BlockId] = {}
+        for sequence in request.live_sequences:
+            if sequence.swapped is not None:
+                sequence.swapped.last_step = step_id
+                sequence.table = _twin(self.allocator, sequence.swapped, moves, step_id)
+                self._expect(request, sequence)
+                self.cpu.free(sequence.swapped)
+                sequence.swapped = None
+        return [Move(source, destination) for source, destination in moves.items()]
+
+    # ----------------------------------------------------------------- what is known
+
+    def landed(self, row: SentRow) -> None:
+        """A row's plan has returned: its full blocks go into the prefix cache.
+
+        A block whose content is there already is given up for the one that is: two requests that
+        computed the same end up on one block, from the next plan on.
+        """
+        table, sequence, prefix = row.table, row.sequence, self.prefix
+        num_full = row.last // self._block_size
+        if prefix is None or table.num_known >= num_full or sequence.table is not table:
+            return
+        hashes = prefix.hashes(sequence, self._root(row.request), num_full)
+        for at in range(table.num_known, num_full):
+            content, own = hashes[at], table.block_ids[at]
+            if at < table.num_expected:
+                prefix.unexpect(content)
+            known = prefix.get(content)
+            if known is None:
+                prefix.add(content, own)
+            elif known != own:
+                self._point_all(row.request, table, at, known)
+        table.num_known = num_full
+        table.num_expected = max(table.num_expected, num_full)
+
+    def _point_all(self, request: Request, table: BlockTable, at: int, known: BlockId) -> None:
+        """Point this table to the block that is known, and those that share its own with it."""
+        own, pool = table.block_ids[at], self.allocator.pool
+        tables = [table]
+        if len(request.sequences) > 1:
+            tables = [one.table for one in request.live_sequences if one.table is not None]
+        for one in tables:
+            if at < len(one) and one.block_ids[at] == own:
+                pool.share(known)
+                one.point(at, known)
+                pool.release(own, one.last_step)
+
+    def _root(self, request: Request) -> bytes:
+        if not request.root:
+            request.root = root_hash(request.submit.key_hash, request.submit.cache_salt)
+        return request.root
+
+    def _expect(self, request: Request, sequence: Sequence) -> None:
+        table, prefix = sequence.table, self.prefix
+        if prefix is None or table is None:
+            return
+        num_full = sequence.num_tokens // self._block_size
+        hashes = prefix.hashes(sequence, self._root(request), num_full)
+        for at in range(table.num_known, num_full):
+            prefix.expect(hashes[at])
+        table.num_expected = max(table.num_known, num_full)
+
+    def _unexpect(self, sequence: Sequence, table: BlockTable) -> None:
+        if self.prefix is not None:
+            for at in range(table.num_known, table.num_expected):
+                self.prefix.unexpect(sequence.hashes[at])
+
+
+def is_joint(live: tuple[Sequence, ...]) -> bool:
+    """Whether all these sequences are still at the end of their prompt, and grow from one row."""
+    return not any(sequence.generated or sequence.ahead for sequence in live)
+
+
+def _copies(writers: Counter[BlockId], pool: BlockPool) -> int:
+    """Copies that are made if so many write to each of these blocks; the last owner makes none."""
+    return sum(count - (count == pool.ref_count(block_id)) for block_id, count in writers.items())
+
+
+def _twin(
+    allocator: Allocator, table: BlockTable, moves: dict[BlockId, BlockId], step_id: int
+) -> BlockTable:
+    """A table like one of the other pool; `moves` says where each block of that pool goes."""
+    twin = allocator.start()
+    for block_id in table.block_ids:
+        if block_id in moves:
+            allocator.pool.share(moves[block_id])
+        else:
+            moves[block_id] = allocator.pool.take()
+        twin.block_ids.append(moves[block_id])
+    twin.num_filled = table.num_filled
+    twin.last_step = step_id
+    return twin

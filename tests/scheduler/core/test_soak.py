@@ -1,0 +1,69 @@
+"""Two thousand mixed requests through a pool of 64 blocks: nothing is lost, nothing goes astray."""
+
+from random import Random
+
+import pytest
+
+from shared.messages import Costs, PreemptionMode
+from shared.sampling import DrawParams, SamplingParams
+from tests.scheduler.core.house import VOCAB, House, solo
+from tests.scheduler.core.walker import FAMILIES, PENALTY
+
+NUM_REQUESTS = 2_000
+NUM_AT_ONCE = 40
+
+
+def a_request(dice, number):
+    """(prompt, sampling) of one of many kinds."""
+    own = tuple((number * 5 + at * at) % (VOCAB - 1) + 1 for at in range(dice.randrange(1, 12)))
+    family = dice.choice((None, *FAMILIES))
+    prompt = own if family is None else (*family[: dice.randrange(4, 24)], *own[:3])
+    sampling = SamplingParams(
+        n=dice.choice((1, 1, 1, 1, 2, 4)), seed=dice.randrange(2**31),
+        max_tokens=dice.randrange(1, 16), ignore_eos=dice.random() < 0.5,
+        draw=dice.choice((DrawParams(), DrawParams(), PENALTY)),
+        prompt_logprobs=dice.choice((None,) * 9 + (1,)),
+    )  # fmt: skip
+    return prompt, sampling
+
+
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+@pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
+def test_a_soak_ends_with_every_block_free_and_every_answer_right(mode, plans_in_flight):
+    house = House(
+        64, 4, num_cpu_blocks=48, preemption_mode=mode, plans_in_flight=plans_in_flight,
+        enable_prefix_caching=True, max_num_batched_tokens=48, laws_every=7,
+        costs=Costs(block_bytes=64, copy_bytes_per_s=1e6, prefill_tokens_per_s=2.2e4),
+    )  # fmt: skip
+    dice = Random(f"{mode} {plans_in_flight}")
+    waiting, live, cancelled, shared = list(range(NUM_REQUESTS)), {}, set(), 0
+    while waiting or live:
+        while waiting and len(live) < NUM_AT_ONCE:
+            name = f"{waiting.pop(0):04d}"
+            prompt, sampling = live[name] = a_request(dice, int(name))
+            house.submit(name, prompt, sampling=sampling)
+            assert house.stream(name).refused is None
+        house.step(dice.randrange(1, 4) if len(house.in_flight) > 1 else 1)
+        shared += house.core.usage().num_shared > 0
+        if dice.random() < 0.03:
+            name = dice.choice(sorted(live))
+            house.cancel(name)
+            del live[name]
+            cancelled.add(name)
+        for name, (prompt, sampling) in list(live.items()):
+            if all(house.finish(name, index=index) for index in range(sampling.n)):
+                answers = [solo(prompt, sampling, None, index)[0] for index in range(sampling.n)]
+                assert house.answers(name) == answers, name
+                assert house.stream(name).prompt_logprobs == house.scores(name)
+                house.done(name)
+                del live[name]
+    house.run()
+    core, counters = house.core, house.core.counters
+    assert (house.free, core.cpu_usage().num_free, len(core.book)) == (64, 48, 0)
+    assert core.usage().num_free + core.usage().num_cached == 64
+    assert min(shared, counters.prefix_cache_hits, counters.cow_copies) > 0
+    assert min(core.prefix_evictions, len(cancelled)) > 0
+    if mode != "recompute":
+        assert min(counters.preemptions[PreemptionMode.SWAP], counters.swap_in_blocks) > 0
+    if mode != "swap":
+        assert counters.preemptions[PreemptionMode.RECOMPUTE] > 0
