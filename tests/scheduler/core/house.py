@@ -130,9 +130,19 @@ class House:
     def _check_progress(self, plan):
         """Who gives way again has more tokens than before, unless its executor was lost since."""
         told = {preemption.sequence_id for preemption in plan.preemptions}
+        sent = [command.plan for command in self.commands if isinstance(command, RunStep)]
+        drawn_since = [
+            ask.sequence_id
+            for later in sent
+            if later.step_id >= plan.step_id  # who gave way may be back in the same plan
+            for row in later.rows
+            for ask in row.samples
+        ]
         for request in self.core.book:
             if told and any(one.sequence_id in told for one in request.sequences):
-                num_tokens = sum(one.num_drawn for one in request.sequences)
+                num_tokens = sum(
+                    one.num_drawn - drawn_since.count(one.sequence_id) for one in request.sequences
+                )
                 before = self.gave_way.get(request, -1)
                 assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"
                 self.gave_way[request] = num_tokens
