@@ -1,6 +1,6 @@
 """How a request wants its tokens chosen, when it ends, and which of that we honour."""
 
-import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -91,6 +91,7 @@ MAX_N: Final = 128  # OpenAI's
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGPROBS: Final = 20  # OpenAI's and vLLM's
 MAX_BIASES: Final = 1024
+MAX_BIAS: Final = 100.0  # OpenAI's
 MAX_ALLOWED_TOKEN_IDS: Final = 1024
 MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_TOKENS: Final = 32
@@ -133,22 +134,17 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: Ids =
 
 def check_draw(draw: DrawParams, vocab_size: int) -> None:
     """Refuse values out of range. Raises: InvalidField, naming the field."""
-    _check_range("temperature", draw.temperature, 0.0, 100.0)
-    _check_range("top_p", draw.top_p, 0.0, 1.0, open_low=True)
-    _check_range("min_p", draw.min_p, 0.0, 1.0)
-    if draw.top_k < 0:
-        raise InvalidField("top_k", f"must be 0 (all) or more, not {draw.top_k}")
-    _check_range("presence_penalty", draw.presence_penalty, -2.0, 2.0)
-    _check_range("frequency_penalty", draw.frequency_penalty, -2.0, 2.0)
-    _check_range("repetition_penalty", draw.repetition_penalty, 0.0, 100.0, open_low=True)
+    check_numbers(draw)
     biased = tuple([token_id for token_id, _ in draw.logit_bias])
     _check_ids("logit_bias", biased, MAX_BIASES, vocab_size)
     if len(set(biased)) < len(biased):
         raise InvalidField("logit_bias", "names a token id twice")
     for token_id, bias in draw.logit_bias:
-        if not -100.0 <= bias <= 100.0:
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
             raise InvalidField(
-                "logit_bias", f"of token {token_id} must be a number from -100 to 100, not {bias}"
+                "logit_bias",
+                f"of token {token_id} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}, "
+                f"not {bias}",
             )
     _check_ids("allowed_token_ids", draw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, vocab_size)
     if len(draw.bad_words) > MAX_BAD_WORDS:
@@ -159,12 +155,34 @@ def check_draw(draw: DrawParams, vocab_size: int) -> None:
         _check_ids("bad_words", word, MAX_BAD_WORD_TOKENS, vocab_size)
 
 
+def check_numbers(draw: DrawParams) -> None:
+    """Refuse what is out of range but for its lists. Raises: InvalidField, naming the field."""
+    _check_range("temperature", draw.temperature, 0.0, 100.0)
+    _check_range("top_p", draw.top_p, 0.0, 1.0, open_low=True)
+    _check_range("min_p", draw.min_p, 0.0, 1.0)
+    if draw.top_k < 0:
+        raise InvalidField("top_k", f"must be 0 (all) or more, not {draw.top_k}")
+    _check_range("presence_penalty", draw.presence_penalty, -2.0, 2.0)
+    _check_range("frequency_penalty", draw.frequency_penalty, -2.0, 2.0)
+    _check_range("repetition_penalty", draw.repetition_penalty, 0.0, 100.0, open_low=True)
+
+
 def _check_ids(name: str, token_ids: Ids, most: int, vocab_size: int) -> None:
     if len(token_ids) > most:
         raise InvalidField(name, f"takes at most {most} token ids, not {len(token_ids)}")
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidField(name, f"{token_id} is not in the vocabulary (0..{vocab_size - 1})")
+    if unknown := unknown_ids(token_ids, vocab_size):
+        raise InvalidField(name, f"{unknown[0]} is not in the vocabulary (0..{vocab_size - 1})")
+
+
+def unknown_ids(token_ids: Collection[int], vocab_size: int) -> list[int]:
+    """Those beyond 0 .. vocab_size - 1, in their order.
+
+    >>> unknown_ids((3, -1, 8), 8)
+    [-1, 8]
+    """
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return []  # nearly always, and quickly
+    return [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
 
 
 def _check_something_left(params: SamplingParams, vocab_size: int, eos_token_ids: Ids) -> None:
@@ -183,6 +201,6 @@ def _check_something_left(params: SamplingParams, vocab_size: int, eos_token_ids
 def _check_range(
     name: str, value: float, low: float, high: float, *, open_low: bool = False
 ) -> None:
-    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+    if not low <= value <= high or (open_low and value == low):  # no NaN either
         bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
         raise InvalidField(name, f"must be a number {bounds}, not {value}")

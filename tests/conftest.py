@@ -1,9 +1,19 @@
-"""Rules for every test: in CI nothing is skipped that is not named, with its reason, in a file."""
+"""Rules for every test.
+
+In CI nothing is skipped that is not named, with its reason, in a file. A loaded machine fails no
+property: how long an example takes is nobody's property, pytest's timeout aside.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the rest as hypothesis has it, here or in CI
+settings.load_profile("house")
 
 _MAY_SKIP = Path(__file__).with_name("may_skip.txt")
 _skipped: list[str] = []

@@ -8,6 +8,5 @@ CASES = int(os.environ.get("FUZZ_CASES", "1000"))
 
 many_cases = settings(
     max_examples=CASES,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

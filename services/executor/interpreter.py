@@ -63,7 +63,8 @@ class Interpreter:
         except BadPlan as error:
             _log.error("plan_refused", step_id=plan.step_id, reason=str(error))
             return StepFailed(plan.boot, plan.step_id, f"bad plan: {error}")
-        previous = self._last.tokens if self._last else {}
+        outcomes = self._last.tokens if self._last else {}
+        previous = {name: token for name, token in outcomes.items() if token is not None}
         self._last = LastStep(plan.step_id)
         try:
             result = self._carry_out(plan, flat, previous)
@@ -74,7 +75,7 @@ class Interpreter:
         return result
 
     def _carry_out(
-        self, plan: StepPlan, flat: FlatRows, previous: dict[SequenceId, int | None]
+        self, plan: StepPlan, flat: FlatRows, previous: dict[SequenceId, int]
     ) -> StepResult:
         clock = [time.perf_counter()]
         self._pools.swap_out(plan.swap_out)
@@ -103,7 +104,7 @@ class Interpreter:
         )
 
     def _forward(
-        self, rows: Sequence[Row], flat: FlatRows, previous: dict[SequenceId, int | None]
+        self, rows: Sequence[Row], flat: FlatRows, previous: dict[SequenceId, int]
     ) -> NDArray[np.float32]:
         """[num_logits, vocab_size]: all that the rows ask for, in the order of `logit_tokens`."""
         if not rows:
@@ -125,11 +126,11 @@ def _outcomes(plan: StepPlan, result: StepResult) -> dict[SequenceId, int | None
 
 
 def _split_lost(
-    rows: Sequence[Row], previous: dict[SequenceId, int | None]
+    rows: Sequence[Row], previous: dict[SequenceId, int]
 ) -> tuple[Sequence[Row], list[Row]]:
     """The rows that can run, and those that go on from a token that failed."""
     lost = [
-        row for row in rows if row.token_ids[-1] == PREVIOUS and previous[row.sequence_id] is None
+        row for row in rows if row.token_ids[-1] == PREVIOUS and row.sequence_id not in previous
     ]
     if not lost:
         return rows, []
@@ -138,7 +139,7 @@ def _split_lost(
 
 
 def _resolved(
-    rows: Sequence[Row], flat: FlatRows, previous: dict[SequenceId, int | None]
+    rows: Sequence[Row], flat: FlatRows, previous: dict[SequenceId, int]
 ) -> NDArray[np.int64]:
     """[num_tokens] token ids, each PREVIOUS replaced by what its sequence drew."""
     token_ids = flat.token_ids.copy()

@@ -33,7 +33,7 @@ def read_out(
     sampler: Sampler,
     rows: Sequence[Row],
     logits: NDArray[np.float32],
-    previous: Mapping[SequenceId, int | None],
+    previous: Mapping[SequenceId, int],
 ) -> Readout:
     """Draw all samples and score all that is to be scored.
 
@@ -59,12 +59,11 @@ def read_out(
     )
 
 
-def _told(row: Row, sample: Sample, previous: Mapping[SequenceId, int | None]) -> Sample:
+def _told(row: Row, sample: Sample, previous: Mapping[SequenceId, int]) -> Sample:
     """The sample with PREVIOUS in its history replaced by the token it stands for."""
     if not sample.history or sample.history[-1] != PREVIOUS:
         return sample
-    token = previous[row.sequence_id]
-    return sample if token is None else replace(sample, history=(*sample.history[:-1], token))
+    return replace(sample, history=(*sample.history[:-1], previous[row.sequence_id]))
 
 
 def _samples(

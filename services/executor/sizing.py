@@ -70,7 +70,10 @@ class PoolPlan:
 
 
 def logits_bytes(vocab_size: int) -> int:
-    """What the logits of one step take at most: a row for each request and each scored token."""
+    """What the logits of one step take where 256 sequences draw, and as many tokens are scored.
+
+    256 is the scheduler's default; a larger --max-num-seqs takes more in steps that large.
+    """
     return (DEFAULT_CAP_REQUESTS + MAX_SCORED_TOKENS) * vocab_size * _FLOAT32_BYTES
 
 

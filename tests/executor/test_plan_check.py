@@ -20,6 +20,10 @@ def refusal(bad, last=None):
 PENALISING = DrawParams(temperature=0.0, presence_penalty=1.0)
 
 
+def biased(*biases):
+    return DrawParams(logit_bias=biases)
+
+
 def penalised(**more):
     """A plan whose draw needs the history (65, 66, 67)."""
     asks = {"draw": PENALISING, "history": (65, 66, 67), "num_prompt": 2, **more}
@@ -114,6 +118,11 @@ BAD = [
     (plan(row(samples=[sample(draw=DrawParams(logit_bias=((512, 1.0),)))])), "logit_bias"),
     (plan(row(samples=[sample(draw=DrawParams(allowed_token_ids=(-1,)))])), "allowed_token_ids"),
     (plan(row(samples=[sample(draw=DrawParams(bad_words=((),)))])), "bad_words"),
+    (plan(row(samples=[sample(draw=DrawParams(bad_words=((3,), (512,))))])), "bad_words: 512"),
+    (plan(row(samples=[sample(draw=biased((3, 1.0), (3, 2.0)))])), "names a token id twice"),
+    (plan(row(samples=[sample(draw=biased((3, 100.5)))])), "not from -100 to 100"),
+    (plan(row(samples=[sample(draw=biased((3, float("nan"))))])), "not from -100 to 100"),
+    (plan(row(samples=[sample(draw=biased((2**70, 1.0)))])), "logit_bias"),
     # histories
     (plan(row(samples=[sample(history=(65,))])), "history that its draw does not need"),
     (plan(row(samples=[sample(num_prompt=1)])), "history that its draw does not need"),

@@ -34,7 +34,7 @@ ANY_PARAMS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([1, 5, 600, 3000]),

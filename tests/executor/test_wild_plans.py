@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from services.executor.model.toy import VOCAB_SIZE
 from shared.codec import decode, encode
@@ -115,7 +115,6 @@ def run_and_check(plan):
     return result
 
 
-@settings(deadline=None)
 @given(lawful_plans())
 def test_a_lawful_plan_runs_and_touches_what_is_its_own(plan):
     assert isinstance(run_and_check(plan), StepResult)

@@ -16,17 +16,15 @@ from shared.codec import PROTOCOL_VERSION, decode, encode
 from shared.errors import WireError
 from shared.ids import Biases, Ids, RequestId, SequenceId
 from shared.sampling import DrawParams, SamplingParams
+from tests.fuzzing import many_cases
 
-ALL = {
-    message_class
-    for link in (
-        messages.TO_SCHEDULER,
-        messages.TO_GATEWAY,
-        messages.FROM_EXECUTOR,
-        messages.TO_EXECUTOR,
-    )
-    for message_class in link
+LINKS = {
+    "to_scheduler": messages.TO_SCHEDULER,
+    "to_gateway": messages.TO_GATEWAY,
+    "from_executor": messages.FROM_EXECUTOR,
+    "to_executor": messages.TO_EXECUTOR,
 }
+ALL = {message_class for accepted in LINKS.values() for message_class in accepted}
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 PLAIN = {
@@ -125,17 +123,49 @@ ANYTHING = st.recursive(
     | st.dictionaries(st.text(max_size=2) | st.tuples(st.integers(0, 9)), inner, max_size=2),
     max_leaves=20,
 )  # fmt: skip
-TAGS = st.sampled_from([message_class.__name__ for message_class in messages.TO_SCHEDULER])
+DEEPER = st.sampled_from([True, True, True, False])
+on_every_link = pytest.mark.parametrize("accepted", LINKS.values(), ids=LINKS)
 
 
-@given(TAGS, ANYTHING)
-def test_any_well_formed_body_is_the_message_or_a_wire_error(tag, body):
-    frame = msgpack.packb([PROTOCOL_VERSION, tag, body])
-    try:
-        message = decode(frame, messages.TO_SCHEDULER)
-    except WireError:
-        return
-    assert type(message).__name__ == tag
+@pytest.mark.fuzz
+@on_every_link
+def test_any_well_formed_body_is_the_message_or_a_wire_error(accepted):
+    tags = st.sampled_from([message_class.__name__ for message_class in accepted])
+
+    @many_cases
+    @given(tags, ANYTHING)
+    def is_the_message_or_an_error(tag, body):
+        frame = msgpack.packb([PROTOCOL_VERSION, tag, body])
+        try:
+            message = decode(frame, accepted)
+        except WireError:
+            return
+        assert type(message).__name__ == tag
+
+    is_the_message_or_an_error()
+
+
+@pytest.mark.fuzz
+@on_every_link
+def test_a_message_with_a_part_of_noise_is_a_message_or_a_wire_error(accepted):
+    """Nearly right: a real message, one of whose parts, at any depth, is something else."""
+    real = st.one_of([values_of(message_class) for message_class in accepted])
+
+    @many_cases
+    @given(real, ANYTHING, st.data())
+    def is_a_message_or_an_error(message, noise, data):
+        envelope = msgpack.unpackb(encode(message))
+        place, at = envelope, 2
+        while type(place[at]) is list and place[at] and (place is envelope or data.draw(DEEPER)):
+            place, at = place[at], data.draw(st.integers(0, len(place[at]) - 1))
+        place[at] = noise
+        try:
+            decoded = decode(msgpack.packb(envelope), accepted)
+        except WireError:
+            return
+        assert type(decoded) is type(message)
+
+    is_a_message_or_an_error()
 
 
 def wire_form(message_class):
@@ -175,10 +205,16 @@ def test_biases_are_as_many_numbers_as_ids(wire, why):
         decode(msgpack.packb(frame), [messages.Submit])
 
 
-@given(st.binary(max_size=200))
-def test_noise_is_never_more_than_a_wire_error(noise):
-    with pytest.raises(WireError):
-        decode(noise, messages.TO_SCHEDULER)
+@pytest.mark.fuzz
+@on_every_link
+def test_noise_is_never_more_than_a_wire_error(accepted):
+    @many_cases
+    @given(st.binary(max_size=200))
+    def is_an_error(noise):
+        with pytest.raises(WireError):
+            decode(noise, accepted)
+
+    is_an_error()
 
 
 def test_an_id_beyond_int32_is_not_sent():

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -162,8 +162,6 @@ class Walk(RuleBasedStateMachine):
 Walk.TestCase.settings = settings(
     max_examples=400,
     stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestWalk = Walk.TestCase
 
