@@ -149,6 +149,8 @@ def _optional(hint: Any) -> tuple[_Coder, _Coder]:
 
 def _tuple(hint: Any) -> tuple[_Coder, _Coder]:
     arguments = get_args(hint)
+    if arguments == (float, Ellipsis):
+        return _floats_to_wire, _floats_from_wire
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         to_wire, from_wire = _coder(arguments[0])
         return (
@@ -182,6 +184,17 @@ def _float_from_wire(value: Any) -> float:
     if type(value) is int:
         return float(value)
     return float(_exactly(float, value))
+
+
+def _floats_to_wire(numbers: tuple[float, ...]) -> list[float]:
+    return list(map(float, numbers))
+
+
+def _floats_from_wire(value: Any) -> tuple[float, ...]:
+    """Of log-probabilities there may be 100,000s in a message: no call for each."""
+    if set(map(type, _exactly(list, value))) <= {float}:
+        return tuple(value)
+    return tuple(map(_float_from_wire, value))
 
 
 def _ids_to_wire(ids: tuple[int, ...]) -> bytes:

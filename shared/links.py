@@ -5,6 +5,7 @@ and reconnects by itself. Sends never block: `send` says whether the message was
 message of the link is dropped, counted and logged, and disturbs nothing.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import ipaddress
@@ -26,6 +27,7 @@ from shared.metrics import MESSAGES_UNSENT, count_dropped
 
 MAX_IPC_PATH_BYTES: Final = 107  # sun_path of a Unix socket, its closing zero apart
 HIGH_WATER_MARK: Final = 4096  # messages queued for one peer
+LONG_MESSAGE_BYTES: Final = 2**17  # some milliseconds of decoding
 LINGER_MS: Final = 500  # how long a closing socket tries to get its last messages out
 RECONNECT_MS: Final = 100
 RUN_FOLDER_PREFIX: Final = "splitflap-run-"  # folders of one `splitflap up`
@@ -149,9 +151,13 @@ class Dealer(_Link[_In]):
         return self._try_send([encode(message)])
 
     async def receive(self) -> _In:
-        """The next valid message."""
+        """The next valid message. One that takes long to read is read in a thread."""
         while True:
-            message = self._decode(await self._socket.recv_multipart())
+            frames = await self._socket.recv_multipart()
+            if sum(map(len, frames)) > LONG_MESSAGE_BYTES:
+                message = await asyncio.to_thread(self._decode, frames)
+            else:
+                message = self._decode(frames)
             if message is not None:
                 return message
 

@@ -83,10 +83,15 @@ class AnswerStream:
         self.is_accepted = False
         self.refusal: Refused | None = None
         """It ended without (the rest of) an answer, and why."""
+        self.is_ours_to_cancel = False
+        """The refusal is our own: the scheduler knows nothing of it."""
         self._on_news = on_news
         self._began = time.monotonic()
         self._sequences = [_Sequence() for _ in range(submit.sampling.n)]
-        self.prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+        self._has_prompt_logprobs = submit.sampling.prompt_logprobs is None or (
+            len(submit.prompt) == 1
+        )
+        self._prompt_logprobs: tuple[PositionLogprobs, ...] = ()
         self.num_cached: int | None = None
         """Prompt tokens that were found in the cache, once a scheduler said so."""
 
@@ -98,9 +103,7 @@ class AnswerStream:
     @property
     def is_complete(self) -> bool:
         """Everything has arrived."""
-        return self._has_prompt_logprobs and all(
-            sequence.is_complete for sequence in self._sequences
-        )
+        return self._is_scored and all(sequence.is_complete for sequence in self._sequences)
 
     @property
     def is_refused(self) -> bool:
@@ -119,18 +122,16 @@ class AnswerStream:
         return StreamPosition(self.request_id, lengths)
 
     @property
-    def _has_prompt_logprobs(self) -> bool:
-        wanted = self.submit.sampling.prompt_logprobs is not None
-        if not wanted or len(self.prompt_logprobs) == len(self.submit.prompt) - 1:
-            return True
-        return any(one.has_failed for one in self._sequences)  # then they may never come
+    def _is_scored(self) -> bool:
+        """Whether the prompt's logprobs are here, if any are to come."""
+        return self._has_prompt_logprobs or any(one.has_failed for one in self._sequences)
 
     # ------------------------------------------------------------------ the reader's half
 
     def take(self) -> list[Piece]:
         """All that is new; nothing before the prompt's logprobs, if they were asked for."""
         pieces: list[Piece] = []
-        if not self._has_prompt_logprobs:
+        if not self._is_scored:
             return pieces
         for index, sequence in enumerate(self._sequences):
             if sequence.has_news:
@@ -143,10 +144,17 @@ class AnswerStream:
                         sequence.token_ids[new],
                         sequence.finished if sequence.is_complete else None,
                         sequence.logprobs[new],
-                        self.prompt_logprobs,
+                        self._prompt_logprobs,
                     )
                 )
         return pieces
+
+    def let_logprobs_go(self) -> Sequence[PositionLogprobs]:
+        """The prompt's, for the last time; of a request that is over, which needs none any more."""
+        of_prompt, self._prompt_logprobs = self._prompt_logprobs, ()
+        for sequence in self._sequences:
+            sequence.logprobs = []
+        return of_prompt
 
     # ------------------------------------------------------------------ the link's half
 
@@ -166,8 +174,10 @@ class AnswerStream:
             self.fail(ErrorCode.INTERNAL, _NO_LOGPROBS)
             return True
         is_news = False
-        if run.prompt_logprobs and not self._has_prompt_logprobs:
-            self.prompt_logprobs = run.prompt_logprobs
+        is_whole = len(run.prompt_logprobs) == len(self.submit.prompt) - 1
+        if is_whole and not self._has_prompt_logprobs:
+            self._prompt_logprobs = run.prompt_logprobs
+            self._has_prompt_logprobs = True
             is_news = True
         if new := run.token_ids[have - run.start :]:
             sequence.token_ids.extend(new)
@@ -218,7 +228,8 @@ class AnswerStream:
             self._on_news()
 
     def fail(self, code: ErrorCode, why: str) -> None:
-        """End the request from our side."""
+        """End the request from our side; the scheduler may still be at it."""
+        self.is_ours_to_cancel = self.refusal is None
         self.refused(Refused(self.request_id, code, why))
 
     def resubmission(self) -> Submit:
@@ -228,7 +239,7 @@ class AnswerStream:
             self.submit,
             generated=tuple([one.as_generated() for one in self._sequences]) if has_begun else (),
             age_s=self.submit.age_s + time.monotonic() - self._began,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs,
             resubmitted=self.is_accepted,
         )
 

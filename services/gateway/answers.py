@@ -1,12 +1,13 @@
 """The JSON of answers and of a stream's events, for both endpoints."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.gateway import sse
 from services.gateway.call import Endpoint
+from services.gateway.json_portions import LongList
 from shared.ids import RequestId
 
 _PREFIX: Final[dict[Endpoint, str]] = {"completion": "cmpl-", "chat": "chatcmpl-"}
@@ -44,9 +45,7 @@ class Answer:
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(
-        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any], **extras: Any
-    ) -> dict[str, Any]:
+    def whole(self, choices: LongList, usage: dict[str, Any], **extras: Any) -> dict[str, Any]:
         """The answer in one piece."""
         return {**self._head(_WHOLE), "choices": choices, "usage": usage, **extras}
 
@@ -63,7 +62,7 @@ class Answer:
         content = {"text": text} if self.endpoint == "completion" else {"message": message}
         return {"index": index, **content, **_tail(logprobs, ending), **extras}
 
-    def chunk(self, choices: Sequence[dict[str, Any]], **extras: Any) -> dict[str, Any]:
+    def chunk(self, choices: Sequence[dict[str, Any]] | LongList, **extras: Any) -> dict[str, Any]:
         """An object of a stream: it has one choice, or none and the usage."""
         return {**self._head(_CHUNK), "choices": choices, **extras}
 
@@ -92,9 +91,16 @@ class Answer:
         They are the event's id. Where there are very many they would be most of the stream's
         bytes: then events have none.
         """
+        return sse.event(fields, self._event_id(positions))
+
+    def event_portions(self, fields: dict[str, Any], positions: Sequence[str]) -> Iterator[bytes]:
+        """The same, of fields that hold a `LongList`."""
+        return sse.event_portions(fields, self._event_id(positions))
+
+    def _event_id(self, positions: Sequence[str]) -> str | None:
         if len(positions) > MAX_COUNTED_CHOICES:
-            return sse.event(fields)
-        return sse.event(fields, f"{self.request_id}:{'.'.join(positions)}")
+            return None
+        return f"{self.request_id}:{'.'.join(positions)}"
 
     def _head(self, names: dict[Endpoint, str]) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 
+from services.gateway.answer_size import MAX_LOGPROBS_IN_ALL
 from services.gateway.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shared.sampling import (
     INT64,
@@ -171,7 +172,9 @@ class GenerationBody(Strict):
     stop: StopStrings = None
     stop_token_ids: list[_TokenId] | None = _ids(MAX_STOP_TOKEN_IDS, "tokens that end the answer")
     ignore_eos: Flag = Field(None, description="go on after the model's end of text")
-    include_stop_str_in_output: Flag = Field(None, description="the answer ends with its `stop`")
+    include_stop_str_in_output: Flag = Field(
+        None, description="the answer ends with what ended it of stop or stop_token_ids, as text"
+    )
     presence_penalty: float | None = _between(-2, 2, "off a token that the answer has; default 0")
     frequency_penalty: float | None = _between(-2, 2, "off for each time it has it; default 0")
     repetition_penalty: float | None = _between(
@@ -205,7 +208,10 @@ class GenerationBody(Strict):
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="log-probabilities of the prompt's tokens and so many others; not streamed",
+        description=(
+            "log-probabilities of the prompt's tokens and so many others; not streamed. Of one "
+            f"answer, those of prompts and choices are at most {MAX_LOGPROBS_IN_ALL} together"
+        ),
     )
     return_token_ids: Flag = Field(None, description="token_ids and prompt_token_ids beside text")
     return_tokens_as_token_ids: Flag = Field(
@@ -282,7 +288,10 @@ class ChatBody(ConversationBody, GenerationBody):
         None,
         ge=0,
         le=INT32_MAX,
-        description="default: what fits; not 0",
+        description=(
+            "default: what fits in the context and, with logprobs, in "
+            f"{MAX_LOGPROBS_IN_ALL} log-probabilities; not 0"
+        ),
         json_schema_extra={"minimum": 1},
     )
     max_completion_tokens: int | None = Field(

@@ -89,9 +89,9 @@ class Call:
         """An error's message and param that speak of our fields, in the client's names."""
         if param == "prompt" and self.chat is not None:
             param = "messages"  # the prompt is made of them
-        if param == "bad_words" and not self.bad_words:
-            param = "banned_token_ids"
-            message = re.sub("^bad_words", param, message)
+        if self.sampling.draw.bad_words and not self.bad_words:
+            message = re.sub(r"\bbad_words\b", "banned_token_ids", message)
+            param = "banned_token_ids" if param == "bad_words" else param
         if param == "max_tokens":
             param = self.max_tokens_name
         if param == "n" and self.best is not None:

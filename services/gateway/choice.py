@@ -8,18 +8,22 @@ from services.gateway import failures
 from services.gateway.answer_stream import Piece
 from services.gateway.answers import Ending
 from services.gateway.choice_text import ChoiceText
-from services.gateway.logprob_fields import PlacedToken
+from services.gateway.logprob_fields import PlacedTokens
 from shared.messages import Finished, PositionLogprobs
 from shared.sampling import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of a choice: text, and the tokens behind it (`placed` with logprobs only)."""
+    """What is new of a choice: text, and the tokens behind it (`placed` with logprobs only).
+
+    With logprobs the tokens of which all text is held back are held back too: where they begin is
+    not known yet.
+    """
 
     text: str
     token_ids: Sequence[int]
-    placed: Sequence[PlacedToken]
+    placed: PlacedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class Choice:
         return self._text.num_tokens
 
     @property
+    def num_told(self) -> int:
+        """How many of these the deltas so far have told."""
+        return self.num_tokens - len(self._token_ids)
+
+    @property
     def mean_logprob(self) -> float:
         """Of all tokens, none of which was told yet; an answer without any is certain."""
         if not self._logprobs:
@@ -71,7 +80,7 @@ class Choice:
         """Whether its text should be told now: the first at once, the last, or enough tokens."""
         if not self._parts:
             return False
-        is_enough = len(self._token_ids) >= self._rules.stream_interval
+        is_enough = self._num_ready >= self._rules.stream_interval
         return is_enough or not self._has_spoken or self.ending is not None
 
     def feed(self, piece: Piece) -> None:
@@ -96,16 +105,23 @@ class Choice:
 
     def delta(self) -> Delta:
         """All that is new since the last call."""
-        placed: list[PlacedToken] = []
+        count = self._num_ready
+        token_ids, self._token_ids = self._token_ids[:count], self._token_ids[count:]
+        placed = PlacedTokens()
         if self._rules.has_logprobs:
+            logprobs, self._logprobs = self._logprobs[:count], self._logprobs[count:]
             first = self._rules.first_offset
-            places = [first + offset for offset in self._text.take_offsets()]
-            rows = zip(self._token_ids, places, self._logprobs, strict=True)
-            placed = [PlacedToken(*row) for row in rows]
-        delta = Delta("".join(self._parts), self._token_ids, placed)
-        self._parts, self._token_ids, self._logprobs = [], [], []
+            offsets = [first + offset for offset in self._text.take_offsets()]
+            placed = PlacedTokens(token_ids, logprobs, offsets)
+        delta = Delta("".join(self._parts), token_ids, placed)
+        self._parts = []
         self._has_spoken = True
         return delta
+
+    @property
+    def _num_ready(self) -> int:
+        """Tokens that can be told now."""
+        return self._text.num_placed if self._rules.has_logprobs else len(self._token_ids)
 
     def _add(self, text: str) -> None:
         if text:

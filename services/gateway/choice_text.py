@@ -1,5 +1,6 @@
 """One choice's tokens to the text its client sees: characters whole, stop strings never."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,8 @@ class ChoiceText:
         self._scanner = StopScanner(stop, rules.includes_stop) if stop is not None else None
         self._num_decoded = 0
         self._num_out = 0
-        self._offsets: list[int] = []
+        self._is_over = False
+        self._begins: list[int] = []
         self.num_tokens = 0
         """Tokens fed, up to the one that completed a stop string."""
 
@@ -60,32 +62,51 @@ class ChoiceText:
         return "".join(parts)
 
     def _feed_one(self, token_id: int) -> str:
-        begins = self._num_decoded
-        text = ""
+        is_silent = token_id in self._rules.silent_ids
         self.num_tokens += 1
-        if token_id not in self._rules.silent_ids:
-            text = self._detokenizer.feed((token_id,))
-            self._num_decoded += len(text)
-            if self._scanner is not None and self.num_tokens > self._rules.min_tokens:
-                text = self._scanner.feed(text)
-            self._num_out += len(text)
         if self._rules.has_offsets:
-            self._offsets.append(min(begins, self._num_out))
+            self._begins.append(self._num_decoded + self._leaves_half(token_id, is_silent))
+        if is_silent:
+            return ""
+        text = self._detokenizer.feed((token_id,))
+        self._num_decoded += len(text)
+        if self._scanner is not None and self.num_tokens > self._rules.min_tokens:
+            text = self._scanner.feed(text)
+            self._is_over = self._scanner.matched is not None
+        self._num_out += len(text)
         return text
 
+    def _leaves_half(self, token_id: int, is_silent: bool) -> bool:
+        """Whether a U+FFFD comes before this token, of what was to be a character."""
+        if is_silent:
+            return self._detokenizer.holds_half
+        return self._detokenizer.breaks_off(token_id)
+
+    @property
+    def num_placed(self) -> int:
+        """How many of the tokens that `take_offsets` has still to tell of it can tell of now."""
+        if self._is_over:
+            return len(self._begins)
+        return bisect_right(self._begins, self._num_out)
+
     def take_offsets(self) -> list[int]:
-        """Where each token begins that was fed since the last call, in characters.
+        """Where the next tokens begin in the text, in characters: of all that is known of.
 
         A character split over tokens begins at the first of them. A token of which all is held
-        back begins where the text that is out ends: it may prove to be no part of the text.
+        back waits: if it proves to be in a stop string, it begins where the text ends.
         """
-        offsets, self._offsets = self._offsets, []
+        count = self.num_placed
+        offsets = [min(begin, self._num_out) for begin in self._begins[:count]]
+        del self._begins[:count]
         return offsets
 
     def finish(self) -> str:
         """The sequence ended: what was held back, unless a stop string cut it off."""
-        if self._scanner is None:
-            return self._detokenizer.flush()
-        if self._scanner.matched is not None:
+        self._is_over = True
+        if self.matched is not None:
             return ""
-        return self._scanner.feed(self._detokenizer.flush()) + self._scanner.flush()
+        text = self._detokenizer.flush()
+        if self._scanner is not None:
+            text = self._scanner.feed(text) + self._scanner.flush()
+        self._num_out += len(text)
+        return text

@@ -24,6 +24,23 @@ class Detokenizer:
         """The characters that these tokens complete."""
         return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
+    @property
+    def holds_half(self) -> bool:
+        """Whether the first bytes of a character wait for its last."""
+        return bool(self._decoder.getstate()[0])
+
+    def breaks_off(self, token_id: int) -> bool:
+        """Whether this token, if it comes next, leaves a half character behind it: a U+FFFD."""
+        begin = self._bytes_of(token_id)[:1]
+        if not begin or not self.holds_half:
+            return False
+        half, _ = self._decoder.getstate()
+        try:
+            _Decoder().decode(half + begin)
+        except UnicodeDecodeError:
+            return True
+        return False
+
     def flush(self) -> str:
         """The text ended: a half character still held becomes one U+FFFD."""
         return self._decoder.decode(b"", final=True)

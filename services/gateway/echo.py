@@ -1,9 +1,9 @@
 """A prompt told back to its client, token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.gateway.call import Prompt
-from services.gateway.logprob_fields import PlacedToken
+from services.gateway.logprob_fields import PlacedTokens
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import Tokenizer
 from shared.messages import PositionLogprobs
@@ -11,14 +11,13 @@ from shared.messages import PositionLogprobs
 
 def placed_prompt(
     tokenizer: Tokenizer, prompt: Prompt, logprobs: Sequence[PositionLogprobs]
-) -> list[PlacedToken]:
+) -> PlacedTokens:
     """The prompt's tokens where they begin in its text; `logprobs` are those of prompt[1:]."""
     offsets = prompt_offsets(tokenizer, prompt)
-    places = (None, *logprobs)
-    return [PlacedToken(*token) for token in zip(prompt.token_ids, offsets, places, strict=True)]
+    return PlacedTokens(prompt.token_ids, (None, *logprobs), offsets)
 
 
-def prompt_offsets(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+def prompt_offsets(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[int]:
     """The character of the text at which each token begins, never beyond its end.
 
     A character split over tokens begins at the first of them. Tokens and text may differ: a
@@ -27,14 +26,12 @@ def prompt_offsets(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """
     names = TokenNames(tokenizer)
     text = prompt.text.encode()
-    offsets = []
     position = characters = 0
     for token_id in prompt.token_ids:
-        offsets.append(min(characters, len(prompt.text)))
+        yield min(characters, len(prompt.text))
         ends = _end_of(names.bytes_of(token_id), bool(tokenizer.bytes_of(token_id)), text, position)
         characters += _num_ended(text, position, ends)
         position = ends
-    return offsets
 
 
 def _end_of(token: bytes, is_text: bool, text: bytes, position: int) -> int:

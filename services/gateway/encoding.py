@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from services.gateway.answer_size import bounded
 from services.gateway.call import Call, Chat, Prompt
 from services.gateway.chat import ChatTemplate
 from services.gateway.prompts import about_one, check_vocabulary
@@ -51,7 +52,7 @@ class Encoder:
                 prompts.append(self._prompt(call, text, welcome))
             except RequestError as error:
                 raise about_one(error, index, len(texts)) from error
-        return sampling, prompts
+        return bounded(call, sampling, prompts, welcome.max_model_len), prompts
 
     def render(self, chat: Chat) -> str:
         """The text of a conversation. Raises: InvalidField if the model has no template."""
@@ -71,7 +72,7 @@ class Encoder:
             ids = given
         if not ids:
             raise InvalidField("prompt", "has no tokens; write some text")
-        if len(ids) >= max_model_len:
+        if len(ids) + (max_tokens != 0) > max_model_len:
             raise PromptTooLong(len(ids), max_model_len)
         if len(ids) + (max_tokens or 0) > max_model_len:
             raise PromptTooLong(len(ids), max_model_len, max_tokens or 0)

@@ -12,6 +12,7 @@ from shared.messages import Finished, Refused
 RETRY_AFTER_S: Final = 5
 CLIENT_GONE: Final = 499  # nginx's number; only in logs and metrics
 
+_LONGEST_WAIT_S: Final = 3600
 _NO_STORY: Final = "the model failed on this request"
 _STATUS: Final = {
     ErrorCode.INVALID: 400,
@@ -85,7 +86,9 @@ def of_refusal(refused: Refused) -> Failure:
     headers = {}
     if status in (429, 503):
         wait_s = RETRY_AFTER_S if refused.retry_after_s is None else refused.retry_after_s
-        headers["Retry-After"] = str(max(1, round(wait_s)))
+        if not 1 <= wait_s <= _LONGEST_WAIT_S:  # nor is NaN
+            wait_s = _LONGEST_WAIT_S if wait_s > _LONGEST_WAIT_S else 1
+        headers["Retry-After"] = str(round(wait_s))
     return Failure(status, refused.message, refused.code.value, refused.param, headers=headers)
 
 

@@ -1,8 +1,7 @@
 """One call from its prompts to its last byte: submit, answer, end."""
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +13,9 @@ from services.gateway.answer_stream import Piece
 from services.gateway.answer_times import AnswerTimes
 from services.gateway.answers import Answer
 from services.gateway.call import Call, Prompt
+from services.gateway.json_portions import Turn
 from services.gateway.link import SchedulerLink
+from services.gateway.long_body import json_response, send
 from services.gateway.progress import Progress
 from services.gateway.stream_events import StreamEvents
 from services.gateway.tokenizer import Tokenizer
@@ -52,8 +53,11 @@ class Generation:
         self._progress: Progress | None = None
         self._times = AnswerTimes()
 
-    def start(self, prompts: Sequence[Prompt], eos_token_ids: Ids, key_hash: bytes = b"") -> None:
+    async def start(
+        self, prompts: Sequence[Prompt], eos_token_ids: Ids, key_hash: bytes = b""
+    ) -> None:
         """Submit, each prompt as a request. Raises: WireError if one has no wire form."""
+        turn = Turn()
         self._progress = Progress(
             self.call, prompts, self._tokenizer, eos_token_ids, self._stream_interval
         )
@@ -69,6 +73,7 @@ class Generation:
                 key_hash=key_hash,
             )
             self._group.submit(self._link, submit)
+            await turn.give()
 
     def _sampling(self, number: int) -> SamplingParams:
         sampling = self.call.sampling
@@ -121,16 +126,13 @@ class Generation:
         except StreamRefused as error:
             raise self._failure_of(error) from None
         num_cached = await self._cached_at_end()
-        prompt_logprobs = [stream.prompt_logprobs for stream in self._group.streams]
+        prompt_logprobs = [stream.let_logprobs_go() for stream in self._group.streams]
         answer = WholeAnswer(
             self.call, self.answer, progress, self._tokenizer, prompt_logprobs, num_cached
         )
-        if self.call.sampling.logprobs is None and self.call.sampling.prompt_logprobs is None:
-            body = answer.json()
-        else:
-            body = await asyncio.to_thread(answer.json)
+        response = await json_response(answer.portions())
         self._times.ended()
-        return web.Response(text=body, content_type="application/json")
+        return response
 
     # ------------------------------------------------------------------ as a stream
 
@@ -171,15 +173,15 @@ class Generation:
         """Events until all choices have ended; returns what comes before [DONE]."""
         progress = self._begun
         events = StreamEvents(self.call, self.answer, progress, self._tokenizer)
-        await response.write(events.opening())
+        await send(response, await _in_turns(events.opening()))
         sent_at = time.monotonic()
         while not progress.is_over:
             wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
-            told, failure = self._events_of(events, await self._group.next(wait_s))
+            told, failure = await self._events_of(events, await self._group.next(wait_s))
             if not told and time.monotonic() - sent_at >= ping_interval_s:
-                told = sse.PING  # nothing came, or tokens that are no text yet
+                told = [sse.PING]  # nothing came, or tokens that are no text yet
             if told:
-                await response.write(told)
+                await send(response, told)
                 sent_at = time.monotonic()
             if failure is not None:
                 raise failure
@@ -187,20 +189,23 @@ class Generation:
             return b""
         return events.usage(await self._cached_at_end())
 
-    def _events_of(
+    async def _events_of(
         self, events: StreamEvents, pieces: Sequence[tuple[int, Piece]]
-    ) -> tuple[bytes, failures.Failure | None]:
+    ) -> tuple[list[bytes], failures.Failure | None]:
         """One write's worth, and the error that ends the stream after it, if one came."""
-        told = []
+        told: list[bytes] = []
+        turn = Turn()
         for number, piece in pieces:
             index = self._begun.index_of(number, piece)
             self._times.observe(index, piece)
             try:
-                told.append(events.of(index, piece))
+                for portion in events.of(index, piece):
+                    told.append(portion)
+                    await turn.give()
             except failures.Failure as failure:
-                return b"".join(told), failure
+                return told, failure
             self._stop_if_cut(number, index, piece)
-        return b"".join(told), None
+        return told, None
 
     # ------------------------------------------------------------------ both
 
@@ -223,6 +228,8 @@ class Generation:
     def _failure_of(self, error: StreamRefused) -> failures.Failure:
         """What the client is told: of several prompts, also which one is to blame."""
         failure = failures.of_refusal(error.refused)
+        if failure.status == 429 and len(self._group.streams) > 1:
+            failure.message += f", or send fewer than {len(self._group.streams)} prompts at once"
         if failure.status == 400 and len(self._group.streams) > 1:
             name = f"prompt[{error.number}]"
             failure.message = f"{name}: {failure.message}"
@@ -236,3 +243,13 @@ class Generation:
         if choice.needs_stop:
             choice.needs_stop = False
             self._link.stop(self._group.streams[number], piece.sequence)
+
+
+async def _in_turns(portions: Iterable[bytes]) -> list[bytes]:
+    """All of them, others having their turns while they are made."""
+    turn = Turn()
+    told = []
+    for portion in portions:
+        told.append(portion)
+        await turn.give()
+    return told

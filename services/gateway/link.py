@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
+from services.gateway.json_portions import Turn
 from services.gateway.readiness import LinkTimes, Readiness
 from shared.errors import ErrorCode
 from shared.ids import RequestId
@@ -115,9 +116,9 @@ class SchedulerLink:
         self._streams.pop(stream.request_id, None)
         if not self._streams:
             self._idle.set()
-        if stream.submitted_to is None or stream.is_refused:
+        if stream.submitted_to is None or (stream.is_refused and not stream.is_ours_to_cancel):
             return
-        if stream.is_complete:
+        if stream.is_complete and not stream.is_refused:
             self._send_last(Done(stream.request_id))
         else:
             self._send_last(_gone(stream.request_id))
@@ -129,6 +130,7 @@ class SchedulerLink:
                 stream.fail(ErrorCode.UNAVAILABLE, why)
                 if stream.submitted_to is not None:
                     self._send_last(_gone(stream.request_id))
+                    stream.submitted_to = None
 
     # ------------------------------------------------------------------ running
 
@@ -147,8 +149,10 @@ class SchedulerLink:
         self._dealer.close()
 
     async def _receive(self) -> None:
+        turn = Turn()
         while True:
             self._handle(await self._dealer.receive())
+            await turn.give()  # many may have come at once
 
     async def _beat(self) -> None:
         while True:

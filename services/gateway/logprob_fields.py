@@ -1,27 +1,37 @@
 """Log-probabilities as JSON: OpenAI's two forms, and vLLM's of a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from services.gateway.call import Endpoint
+from services.gateway.json_portions import PORTION, LongList
 from services.gateway.token_names import TokenNames
 from shared.ids import Ids
 from shared.messages import PositionLogprobs
 
-LOWEST: Final = -9999.0  # vLLM's and OpenAI's; JSON has no -Infinity
+LOWEST: Final = -9999.0  # vLLM's and OpenAI's, for what JSON has no number
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedToken:
-    """A token of an answer, and the character at which it begins in the choice's text.
+class PlacedTokens:
+    """Tokens of an answer, and the character at which each begins in the choice's text.
 
-    `logprobs` None: nothing comes before it (a prompt's first).
+    `logprobs` None: nothing comes before it (a prompt's first). `offsets` are read once.
     """
 
-    token_id: int
-    offset: int
-    logprobs: PositionLogprobs | None
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[PositionLogprobs | None] = ()
+    offsets: Iterable[int] = ()
+
+    def before(self, others: "PlacedTokens") -> "PlacedTokens":
+        """Both, as one."""
+        return PlacedTokens(
+            (*self.token_ids, *others.token_ids),
+            (*self.logprobs, *others.logprobs),
+            chain(self.offsets, others.offsets),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +42,39 @@ class LogprobFields:
     num_top: int
     names: TokenNames
 
-    def of(self, tokens: Sequence[PlacedToken]) -> dict[str, Any] | None:
-        """A choice's `logprobs`; None if there is no token."""
-        if not tokens:
+    def of(self, tokens: PlacedTokens) -> dict[str, Any] | None:
+        """A choice's `logprobs`, its arrays long ones if they are long; None if it has no token."""
+        token_ids, logprobs = tokens.token_ids, tokens.logprobs
+        count = len(token_ids)
+        if not count:
             return None
         if self.endpoint == "chat":
-            return {"content": [self._of_chat(token) for token in tokens], "refusal": None}
+            content = _array(count, map(self._of_chat, token_ids, logprobs))
+            return {"content": content, "refusal": None}
         return {
-            "tokens": [self.names.key(token.token_id) for token in tokens],
-            "token_logprobs": [
-                None if token.logprobs is None else _finite(token.logprobs.chosen)
-                for token in tokens
-            ],
-            "top_logprobs": [self._by_key(token) for token in tokens],
-            "text_offset": [token.offset for token in tokens],
+            "tokens": _array(count, map(self.names.key, token_ids)),
+            "token_logprobs": _array(count, map(_chosen, logprobs)),
+            "top_logprobs": _array(count, map(self._by_key, token_ids, logprobs)),
+            "text_offset": _array(count, tokens.offsets),
         }
 
-    def _by_key(self, token: PlacedToken) -> dict[str, float] | None:
+    def _by_key(self, token_id: int, places: PositionLogprobs | None) -> dict[str, float] | None:
         """The likeliest, and the token itself, as in vLLM; where two are written alike, one."""
-        places = token.logprobs
         if places is None:
             return None
         key = self.names.key
-        found = {key(token.token_id): _finite(places.chosen)}
-        for token_id, logprob in zip(places.top_ids[: self.num_top], places.top, strict=False):
-            found.setdefault(key(token_id), _finite(logprob))
+        found = {key(token_id): _finite(places.chosen)}
+        for likely_id, logprob in zip(places.top_ids[: self.num_top], places.top, strict=False):
+            found.setdefault(key(likely_id), _finite(logprob))
         return found
 
-    def _of_chat(self, token: PlacedToken) -> dict[str, Any]:
-        places = token.logprobs
+    def _of_chat(self, token_id: int, places: PositionLogprobs | None) -> dict[str, Any]:
         if places is None:
             raise ValueError("a chat's answer has no prompt in it")
-        best = list(zip(places.top_ids, places.top, strict=True))[: self.num_top]
+        best = list(zip(places.top_ids, places.top, strict=False))[: self.num_top]
         return {
-            **self._entry(token.token_id, places.chosen),
-            "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in best],
+            **self._entry(token_id, places.chosen),
+            "top_logprobs": [self._entry(likely_id, logprob) for likely_id, logprob in best],
         }
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
@@ -79,16 +87,25 @@ class LogprobFields:
 
 def prompt_logprobs(
     names: TokenNames, prompt: Ids, logprobs: Sequence[PositionLogprobs]
-) -> list[dict[str, Any] | None]:
+) -> LongList:
     """vLLM's `prompt_logprobs`: by token id, with ranks; the first has none."""
-    told: list[dict[str, Any] | None] = [None]
-    for token_id, places in zip(prompt[1:], logprobs, strict=True):
+
+    def ranks(token_id: int, places: PositionLogprobs) -> dict[str, Any]:
         found = {str(token_id): _ranked(names, token_id, places.chosen, places.rank)}
-        best = zip(places.top_ids, places.top, strict=True)
+        best = zip(places.top_ids, places.top, strict=False)
         for rank, (likely_id, logprob) in enumerate(best, start=1):
             found.setdefault(str(likely_id), _ranked(names, likely_id, logprob, rank))
-        told.append(found)
-    return told
+        return found
+
+    return LongList(chain((None,), map(ranks, prompt[1:], logprobs)))
+
+
+def _array(count: int, items: Iterable[Any]) -> list[Any] | LongList:
+    return LongList(items) if count > PORTION else list(items)
+
+
+def _chosen(places: PositionLogprobs | None) -> float | None:
+    return None if places is None else _finite(places.chosen)
 
 
 def _ranked(names: TokenNames, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
@@ -96,4 +113,4 @@ def _ranked(names: TokenNames, token_id: int, logprob: float, rank: int) -> dict
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST else LOWEST
+    return logprob if LOWEST < logprob < -LOWEST else LOWEST

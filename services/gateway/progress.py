@@ -91,9 +91,9 @@ class Progress:
 
 def _text_rules(call: Call, eos_token_ids: Ids) -> TextRules:
     sampling = call.sampling
-    silent = frozenset(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        silent |= frozenset(eos_token_ids)
+    stop_ids = frozenset(sampling.stop_token_ids)
+    silent = frozenset(() if sampling.ignore_eos else eos_token_ids)
+    silent = silent - stop_ids if call.include_stop_str_in_output else silent | stop_ids
     return TextRules(
         StopStrings(call.stop) if call.stop else None,
         silent,

@@ -99,7 +99,7 @@ class Routes:
         generation.call = replace(call, sampling=sampling)  # its clock runs since it was made
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
-            generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])
+            await generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])
             if call.stream is None:
                 return await generation.whole()
             response = web.StreamResponse(headers=sse.HEADERS)

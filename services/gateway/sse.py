@@ -1,8 +1,9 @@
 """Server-sent events as bytes (WHATWG HTML, server-sent events)."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from services.gateway.json_portions import dumps, portions
 
 HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -18,8 +19,20 @@ _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 def event(fields: Mapping[str, Any], event_id: str | None = None) -> bytes:
     """One event; `event_id` is what a client gives back to go on from here."""
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    if not text.isascii():
-        text = text.translate(_LINE_ENDS)
-    head = "" if event_id is None else f"id: {event_id}\n"
-    return f"{head}data: {text}\n\n".encode()
+    return f"{_head(event_id)}data: {_on_one_line(dumps(fields))}\n\n".encode()
+
+
+def event_portions(fields: Mapping[str, Any], event_id: str | None = None) -> Iterator[bytes]:
+    """The same, of fields that hold a `LongList`."""
+    yield f"{_head(event_id)}data: ".encode()
+    for portion in portions(fields):
+        yield _on_one_line(portion).encode()
+    yield b"\n\n"
+
+
+def _head(event_id: str | None) -> str:
+    return "" if event_id is None else f"id: {event_id}\n"
+
+
+def _on_one_line(text: str) -> str:
+    return text if text.isascii() else text.translate(_LINE_ENDS)

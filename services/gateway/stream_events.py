@@ -1,5 +1,6 @@
 """An answer as the events of a stream: OpenAI's chunks, and what a client asked for beside them."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from services.gateway import sse
@@ -8,6 +9,7 @@ from services.gateway.answers import Answer, usage_fields
 from services.gateway.call import Call
 from services.gateway.choice import Choice
 from services.gateway.echo import placed_prompt
+from services.gateway.json_portions import LongList, is_long
 from services.gateway.logprob_fields import LogprobFields
 from services.gateway.progress import Progress
 from services.gateway.token_names import TokenNames
@@ -18,7 +20,8 @@ class StreamEvents:
     """A pure function of the pieces, in whatever portions they came.
 
     An event tells the text, the log-probabilities and the ids of exactly the tokens that came
-    since the event of that choice before it; its SSE id counts them.
+    since the event of that choice before it; its SSE id counts all that were told. With
+    log-probabilities, tokens of which all text is held back are told with that text.
     """
 
     def __init__(self, call: Call, answer: Answer, progress: Progress, tokenizer: Tokenizer):
@@ -39,29 +42,29 @@ class StreamEvents:
         """Whether the first events wait for what the scheduler sends with the first token."""
         return self._call.echo and self._call.sampling.logprobs is not None
 
-    def opening(self) -> bytes:
-        """What a client gets before the model has computed anything."""
+    def opening(self) -> Iterator[bytes]:
+        """What a client gets before the model has computed anything, in portions."""
         if self._answer.endpoint == "completion" and (not self._call.echo or self._opens_later):
-            return sse.PING
-        return b"".join([self._first(index) for index in sorted(self._unopened)])
+            yield sse.PING
+            return
+        for index in sorted(self._unopened):
+            yield from self._first(index)
 
-    def of(self, index: int, piece: Piece) -> bytes:
-        """The events that a piece of a choice lets out, maybe none.
+    def of(self, index: int, piece: Piece) -> Iterator[bytes]:
+        """The events that a piece of a choice lets out, maybe none, in portions.
 
         Raises: Failure if the choice ended with an error.
         """
         choice = self._progress.choices[index]
         if choice.ending is not None:
-            return b""
+            return
         self._progress.feed(index, piece)
-        events = []
         if self._opens_later and index in self._unopened:
-            events.append(self._first(index, piece))
+            yield from self._first(index, piece)
         if choice.is_due:
-            events.append(self._told(index, choice))
+            yield from self._told(index, choice)
         if choice.ending is not None:
-            events.append(self._told(index, choice, is_last=True))
-        return b"".join(events)
+            yield from self._told(index, choice, is_last=True)
 
     def usage(self, num_cached: int) -> bytes:
         """What comes before [DONE] for who asked for it."""
@@ -71,7 +74,7 @@ class StreamEvents:
 
     # ------------------------------------------------------------------ events
 
-    def _first(self, index: int, piece: Piece | None = None) -> bytes:
+    def _first(self, index: int, piece: Piece | None = None) -> Iterable[bytes]:
         """A chat's role or an echoed prompt."""
         if self._answer.endpoint == "chat":
             return self._event(index, self._answer.role(index))
@@ -83,10 +86,10 @@ class StreamEvents:
         extras: dict[str, Any] = {"token_ids": []} if self._call.return_token_ids else {}
         return self._event(index, self._answer.text(index, prompt.text, logprobs, **extras))
 
-    def _told(self, index: int, choice: Choice, *, is_last: bool = False) -> bytes:
+    def _told(self, index: int, choice: Choice, *, is_last: bool = False) -> Iterable[bytes]:
         delta = choice.delta()
         self._num_told += len(delta.token_ids)
-        self._positions[index] = str(choice.num_tokens)
+        self._positions[index] = str(choice.num_told)
         logprobs = self._logprobs.of(delta.placed)
         extras = {"token_ids": delta.token_ids} if self._call.return_token_ids else {}
         if is_last and choice.ending is not None:
@@ -95,7 +98,7 @@ class StreamEvents:
             fields = self._answer.text(index, delta.text, logprobs, **extras)
         return self._event(index, fields)
 
-    def _event(self, index: int, choice: dict[str, Any]) -> bytes:
+    def _event(self, index: int, choice: dict[str, Any]) -> Iterable[bytes]:
         extras: dict[str, Any] = {}
         if index in self._unopened:
             self._unopened.discard(index)
@@ -108,4 +111,7 @@ class StreamEvents:
             num_prompt_tokens = self._progress.num_prompt_tokens
             usage = usage_fields(num_prompt_tokens, self._num_told)
             extras["usage"] = usage if options.continuous_usage else None
-        return self._answer.event(self._answer.chunk((choice,), **extras), self._positions)
+        if not is_long(choice):
+            return (self._answer.event(self._answer.chunk((choice,), **extras), self._positions),)
+        chunk = self._answer.chunk(LongList((choice,), at_a_time=1), **extras)
+        return self._answer.event_portions(chunk, self._positions)

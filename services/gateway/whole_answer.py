@@ -1,13 +1,13 @@
 """An answer in one piece, as JSON."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from services.gateway.answers import Answer, usage_fields
 from services.gateway.call import Call
 from services.gateway.echo import placed_prompt
-from services.gateway.logprob_fields import LogprobFields, PlacedToken, prompt_logprobs
+from services.gateway.json_portions import LongList, portions
+from services.gateway.logprob_fields import LogprobFields, PlacedTokens, prompt_logprobs
 from services.gateway.progress import Progress
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import Tokenizer
@@ -15,7 +15,10 @@ from shared.messages import PositionLogprobs
 
 
 class WholeAnswer:
-    """Tells a `Progress` that is over. `logprobs_of_prompt` has an entry a prompt."""
+    """Tells a `Progress` that is over.
+
+    `logprobs_of_prompt` has an entry a prompt, which is emptied when that has been told.
+    """
 
     def __init__(
         self,
@@ -23,7 +26,7 @@ class WholeAnswer:
         answer: Answer,
         progress: Progress,
         tokenizer: Tokenizer,
-        logprobs_of_prompt: Sequence[Sequence[PositionLogprobs]],
+        logprobs_of_prompt: list[Sequence[PositionLogprobs]],
         num_cached: int,
     ) -> None:
         self._call = call
@@ -36,17 +39,25 @@ class WholeAnswer:
         self._logprobs_of_prompt = logprobs_of_prompt
         self._num_cached = num_cached
 
-    def json(self) -> str:
-        """The body. May take long: with log-probabilities it is megabytes."""
+    def portions(self) -> Iterator[str]:
+        """The body, once: what has been told of a choice or a prompt is not kept."""
         progress = self._progress
         usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens, self._num_cached)
         extras = self._about_prompt(0) if self._call.endpoint == "chat" else {}
-        # Choice by choice, so that other threads have their turn in between.
         best = self._call.best
         told = range(len(progress.choices)) if best is None else progress.best(best.num_told)
-        choices = ",".join([_json(self._choice(*numbers)) for numbers in enumerate(told)])
-        head, mark, tail = _json(self._answer.whole((), usage, **extras)).partition('"choices":[')
-        return f"{head}{mark}{choices}{tail}"
+        choices = LongList(self._choices(told), at_a_time=1)
+        return portions(self._answer.whole(choices, usage, **extras))
+
+    def _choices(self, told: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Each, when the one before it has become JSON."""
+        before = 0
+        for number, index in enumerate(told):
+            prompt = index // self._call.sampling.n
+            if prompt != before:
+                self._logprobs_of_prompt[before] = ()
+                before = prompt
+            yield self._choice(number, index)
 
     def _choice(self, number: int, index: int) -> dict[str, Any]:
         """What the client has as its choice `number`."""
@@ -57,7 +68,7 @@ class WholeAnswer:
         text, placed = delta.text, delta.placed
         if self._call.echo:
             text = self._progress.prompt_of(index).text + text
-            placed = [*self._placed_prompt(index), *placed]
+            placed = self._placed_prompt(index).before(placed)
         extras: dict[str, Any] = {}
         if self._call.return_token_ids:
             extras["token_ids"] = delta.token_ids
@@ -66,9 +77,9 @@ class WholeAnswer:
         logprobs = self._logprobs.of(placed) if self._call.tells_logprobs else None
         return self._answer.whole_choice(number, text, choice.ending, logprobs, **extras)
 
-    def _placed_prompt(self, index: int) -> Sequence[PlacedToken]:
+    def _placed_prompt(self, index: int) -> PlacedTokens:
         if not self._call.tells_logprobs:
-            return ()
+            return PlacedTokens()
         prompt = self._progress.prompt_of(index)
         return placed_prompt(self._tokenizer, prompt, self._logprobs_of(index))
 
@@ -85,7 +96,3 @@ class WholeAnswer:
 
     def _logprobs_of(self, index: int) -> Sequence[PositionLogprobs]:
         return self._logprobs_of_prompt[index // self._call.sampling.n]
-
-
-def _json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

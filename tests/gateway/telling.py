@@ -132,7 +132,7 @@ class Telling:
 
     def as_stream(self, deliveries: Sequence[Delivery]) -> Told:
         """One message of each choice in turn, and all that is new told after each."""
-        told = Told(parse(self._events.opening()))
+        told = Told(parse(b"".join(self._events.opening())))
         turns = max(len(delivery.runs) for delivery in deliveries)
         for turn in range(turns + 1):
             for index, delivery in enumerate(deliveries):
@@ -147,16 +147,16 @@ class Telling:
             number = index // self.call.sampling.n
             for piece in self.streams[number].take():
                 self.progress.feed(self.progress.index_of(number, piece), piece)
-        of_prompts = [stream.prompt_logprobs for stream in self.streams]
+        of_prompts = [stream.let_logprobs_go() for stream in self.streams]
         whole = WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts, 0)
-        answer: dict[str, Any] = json.loads(whole.json())
+        answer: dict[str, Any] = json.loads("".join(whole.portions()))
         return answer
 
     def _news(self, number: int) -> bytes:
         told = []
         for piece in self.streams[number].take():
             index = self.progress.index_of(number, piece)
-            told.append(self._events.of(index, piece))
+            told += self._events.of(index, piece)
             if self.progress.choices[index].needs_stop:
                 self.streams[number].stopped(piece.sequence)
         return b"".join(told)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,21 @@ def test_no_portions_and_no_losses_show(
     assert choice["stop_reason"] == matched
     if logprobs is not None:
         check_logprobs(choice, logprobs)
+        if endpoint == "completion" and ids:
+            assert choice["logprobs"]["text_offset"] == begins_of(choice)
+
+
+def begins_of(choice: dict[str, Any]) -> list[int]:
+    """Where each byte's character stands in the text of all of them, or the text's end.
+
+    U+FFFD stands where bytes are no character.
+    """
+    raw, begins = b"", []
+    for token_id in choice["token_ids"]:
+        ends = token_id == EOS
+        raw += b"" if ends else bytes([token_id])
+        begins.append(len(raw.decode(errors="replace")) - (not ends))
+    return [min(begin, len(choice["text"])) for begin in begins]
 
 
 def check_logprobs(choice: dict[str, Any], num_top: int) -> None:
@@ -153,6 +169,66 @@ def test_without_stop_strings_offsets_are_where_each_token_begins(text: str) -> 
     if ids:
         begins = [len(text.encode()[:at].decode(errors="ignore")) for at in range(len(ids))]
         assert choice["logprobs"]["text_offset"] == begins
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize(
+    ("raw", "stop", "offsets"),
+    [
+        (b"a.\n\nThe end", ".\n\nThe@@", list(range(11))),
+        (b"ab.\n\nEND..", "\nEND", [0, 1, 2, 3, 4, 4, 4, 4]),
+        (b"\xe4x\xe4\xb8y", "never", [0, 1, 2, 2, 3]),
+        (b"a\xf0\x9f", "never", [0, 1, 1]),
+        ((97, 0xE4, EOS), "never", [0, 1, 2]),
+    ],
+)
+def test_tokens_begin_where_their_text_does(raw, stop, offsets, interval) -> None:
+    ids = tuple(raw)
+    told, choice = both(ids, every_token(ids), interval, logprobs=0, stop=[stop])
+    assert choice["logprobs"]["text_offset"] == offsets
+    assert told.logprobs()["text_offset"] == offsets
+
+
+def test_tokens_that_are_held_back_are_told_with_their_text() -> None:
+    ids = tuple(b"ab.\n!")
+    told, _ = both(ids, every_token(ids), logprobs=0, stop=[".\n\n"])
+    assert [(c["text"], bytes(c["token_ids"])) for c in told.choices()] == [
+        ("a", b"a"),
+        ("b", b"b"),
+        (".\n!", b".\n!"),
+        ("", b""),
+    ]
+
+
+@pytest.mark.parametrize("endpoint", ["completion", "chat"])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_stop_token_is_text_if_the_stop_is_to_be_included(endpoint, logprobs) -> None:
+    """As in vLLM: what a client names is kept; the model's own end is no text."""
+    ids = tuple(b"ab!")
+    for includes in (True, False):
+        call = call_of(endpoint, logprobs, include_stop_str_in_output=includes)
+        call = replace(call, sampling=replace(call.sampling, stop_token_ids=(ord("!"),)))
+        delivery = Delivery(ids, [(0, 1), (1, 2)], stop_token_id=ord("!"))
+        told = Telling(call).as_stream([delivery])
+        whole = Telling(call).in_one_piece([delivery])
+        check(told, whole, 2)
+        assert told.text() == ("ab!" if includes else "ab")
+        choice = whole["choices"][0]
+        assert (choice["stop_reason"], choice["finish_reason"]) == (ord("!"), "stop")
+        if endpoint == "completion" and logprobs is not None:
+            assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+def test_the_usage_of_a_stream_is_of_what_all_events_have_told() -> None:
+    """Not of what has come: with an interval some tokens wait."""
+    deliveries = [every_token(b"abcdefg"), every_token(b"vwxyz")]
+    prompts = [prompt_of("a"), prompt_of("b")]
+    told = Telling(call_of(), prompts, stream_interval=3).as_stream(deliveries)
+    count = 0
+    for _, chunk in told.frames:
+        count += sum(len(choice["token_ids"]) for choice in chunk["choices"])
+        assert chunk["usage"]["completion_tokens"] == count
+    assert count == 12
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,5 +1,6 @@
 """Log-probabilities of answers and prompts, as a client sees them."""
 
+import json
 import math
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from services.gateway.call import Prompt
 from services.gateway.echo import prompt_offsets
-from services.gateway.logprob_fields import LOWEST, LogprobFields, PlacedToken, prompt_logprobs
+from services.gateway.logprob_fields import LOWEST, LogprobFields, PlacedTokens, prompt_logprobs
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import ToyTokenizer, load_tokenizer
 from shared.ids import RequestId
@@ -24,7 +25,11 @@ NAMES = TokenNames(ToyTokenizer())
 
 
 def of_one(endpoint: Any, token_id: int, places: PositionLogprobs, num_top: int) -> Any:
-    return LogprobFields(endpoint, num_top, NAMES).of([PlacedToken(token_id, 0, places)])
+    return LogprobFields(endpoint, num_top, NAMES).of(PlacedTokens([token_id], [places], [0]))
+
+
+def ranked_of(prompt: Any, logprobs: Any) -> Any:
+    return json.loads("".join(prompt_logprobs(NAMES, prompt, logprobs).portions()))
 
 
 # ------------------------------------------------------------------ forms
@@ -48,7 +53,7 @@ def test_a_chat_has_exactly_as_many_as_asked(num_top: int) -> None:
 def test_tokens_may_be_written_as_ids() -> None:
     names = TokenNames(ToyTokenizer(), as_ids=True)
     places = PositionLogprobs(-1.0, 1, (0xE4, 97), (-1.0, -2.0))
-    token = [PlacedToken(0xE4, 0, places)]
+    token = PlacedTokens([0xE4], [places], [0])
     told = LogprobFields("completion", 2, names).of(token)
     assert told["tokens"] == ["token_id:228"]
     assert told["top_logprobs"] == [{"token_id:228": -1.0, "token_id:97": -2.0}]
@@ -97,13 +102,13 @@ def test_what_is_impossible_is_minus_9999_everywhere() -> None:
     assert told["top_logprobs"] == [{"b": LOWEST, "a": LOWEST}]
     (entry,) = of_one("chat", 98, places, 1)["content"]
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (LOWEST, LOWEST)
-    field = prompt_logprobs(NAMES, (97, 98), [places])
+    field = ranked_of((97, 98), [places])
     assert {one["logprob"] for one in field[1].values()} == {LOWEST}
 
 
 def test_prompt_logprobs_have_ranks_and_begin_with_null() -> None:
     places = PositionLogprobs(-3.0, 9, (97, 98), (-0.5, -1.5))
-    assert prompt_logprobs(NAMES, (104, 105), [places]) == [
+    assert ranked_of((104, 105), [places]) == [
         None,
         {
             "105": {"logprob": -3.0, "rank": 9, "decoded_token": "i"},
@@ -111,7 +116,7 @@ def test_prompt_logprobs_have_ranks_and_begin_with_null() -> None:
             "98": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
         },
     ]
-    assert prompt_logprobs(NAMES, (104,), []) == [None]
+    assert ranked_of((104,), []) == [None]
 
 
 def test_special_tokens_are_written_by_their_names(tmp_path) -> None:
@@ -127,19 +132,19 @@ def test_a_prompts_tokens_begin_where_its_text_says(tmp_path) -> None:
     tokenizer = load_tokenizer(folder_of(tmp_path, byte_level_core()))
     text = "é<|end|>世 <tool é>!"
     ids = tokenizer.encode(text, add_special_tokens=True)
-    assert prompt_offsets(tokenizer, Prompt(ids, text)) == [0, 0, 1, 8, 8, 8, 9, 10, 18]
+    assert list(prompt_offsets(tokenizer, Prompt(ids, text))) == [0, 0, 1, 8, 8, 8, 9, 10, 18]
 
 
 def test_a_token_that_is_not_in_the_text_takes_no_room(tmp_path) -> None:
     """Such as the one that begins every text."""
     tokenizer = load_tokenizer(folder_of(tmp_path, byte_level_core()))
     ids = (256, *tokenizer.encode("ab", add_special_tokens=False))
-    assert prompt_offsets(tokenizer, Prompt(ids, "ab")) == [0, 0, 1]
+    assert list(prompt_offsets(tokenizer, Prompt(ids, "ab"))) == [0, 0, 1]
 
 
 def test_offsets_never_point_beyond_the_text() -> None:
     ids = tuple(b"abcdef")
-    assert prompt_offsets(ToyTokenizer(), Prompt(ids, "xy")) == [0, 1, 2, 2, 2, 2]
+    assert list(prompt_offsets(ToyTokenizer(), Prompt(ids, "xy"))) == [0, 1, 2, 2, 2, 2]
 
 
 def test_a_token_in_a_stop_string_begins_where_the_text_ends() -> None:
@@ -150,10 +155,10 @@ def test_a_token_in_a_stop_string_begins_where_the_text_ends() -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 2, 2]
 
 
-def test_a_token_held_back_for_nothing_begins_before_its_text_never_after_it() -> None:
+def test_a_token_held_back_for_nothing_begins_where_its_text_does() -> None:
     call = call_of(logprobs=0, stop=["END"])
     choice = Telling(call).in_one_piece([Delivery(b"ENO")])["choices"][0]
-    assert choice["logprobs"]["text_offset"] == [0, 0, 2]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
 def test_an_echo_counts_from_the_prompts_first_character() -> None:

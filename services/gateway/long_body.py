@@ -1,0 +1,60 @@
+"""Answers of any length: made in turns with others, sent in chunks."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+
+from services.gateway.json_portions import Turn
+
+_CHUNK_BYTES: Final = 2**16
+
+
+class _Chunks(Payload):
+    """A body whose chunks are let go as they are sent."""
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        super().__init__(None, content_type="application/json; charset=utf-8")
+        self._size = sum(map(len, chunks))
+        self._chunks = deque(chunks)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._chunks).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        while self._chunks:
+            await writer.write(self._chunks.popleft())
+
+
+async def json_response(portions: Iterable[str]) -> web.Response:
+    """The answer with this JSON, others having their turns while it is made."""
+    turn = Turn()
+    chunks: list[bytes] = []
+    pending: list[str] = []
+    num_pending = 0
+    for portion in portions:
+        pending.append(portion)
+        num_pending += len(portion)
+        if num_pending >= _CHUNK_BYTES:
+            chunks.append("".join(pending).encode())
+            pending, num_pending = [], 0
+        await turn.give()
+    chunks.append("".join(pending).encode())
+    return web.Response(body=_Chunks(chunks))
+
+
+async def send(response: web.StreamResponse, portions: Iterable[bytes]) -> None:
+    """What a stream has to tell, all in one or in chunks."""
+    pending: list[bytes] = []
+    num_pending = 0
+    for portion in portions:
+        pending.append(portion)
+        num_pending += len(portion)
+        if num_pending >= _CHUNK_BYTES:
+            await response.write(b"".join(pending))
+            pending, num_pending = [], 0
+    if pending:
+        await response.write(b"".join(pending))
