@@ -6,13 +6,14 @@ are alive while their heartbeats come.
 """
 
 import asyncio
-import math
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from services.scheduler.absurdity import absurdity_of
+from services.scheduler.bystanders import Bystanders
 from services.scheduler.core.commands import Command, Reply, RunStep
 from services.scheduler.core.events import (
     AttachRequested,
@@ -31,6 +32,7 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
+from services.scheduler.report import report_every_so_often
 from services.scheduler.step_seconds import StepSeconds
 from shared.errors import InvariantBroken, WireError
 from shared.ids import Boot
@@ -49,7 +51,6 @@ from shared.messages import (
     GatewayMessage,
     Heartbeat,
     Hello,
-    PreemptionMode,
     StepFailed,
     StepPlan,
     StepResult,
@@ -59,10 +60,7 @@ from shared.messages import (
 from shared.metrics import REGISTRY, count_dropped, serve_metrics
 from shared.settings import SchedulerSettings
 
-MOST_BLOCKS: Final = 2**24  # the free list holds each: more is a lie, and would fill our memory
 TICK_S: Final = 0.1
-STATS_S: Final = 10.0
-IGNORED_S: Final = 60.0  # an executor that is not taken asks twice a second: one line a minute
 NO_EXECUTOR: Final = "waiting for an executor"
 
 _log = get_logger("scheduler")
@@ -90,8 +88,7 @@ class SchedulerServer:
     phase: str = NO_EXECUTOR
     executor: _Executor | None = None
     executors_seen: int = 0
-    ignored: tuple[Boot | None, float] = (None, 0.0)
-    """The last executor that a line was written about instead of taking it, and when."""
+    bystanders: Bystanders = field(default_factory=Bystanders)
     gateways: dict[Gateway, float] = field(default_factory=dict)
     step_seconds: StepSeconds = field(default_factory=StepSeconds)
 
@@ -117,20 +114,26 @@ class SchedulerServer:
             tasks.create_task(self._receive_steps())
             tasks.create_task(self._beat())
             tasks.create_task(self._tick())
-            tasks.create_task(self._report())
+            tasks.create_task(report_every_so_often(self.core))
 
     # ----------------------------------------------------------------- the core's commands
 
     def handle(self, event: Event) -> None:
         """Give the core one event and carry out what it answers.
 
-        Raises: InvariantBroken if the core wants something said that has no wire form.
+        A plan too long for a message is refused here, as the executor would refuse it. Raises:
+        InvariantBroken if the core wants something said to a gateway that has no wire form.
         """
+        refused = []
         for command in self.core.handle(event):
             try:
                 self._carry_out(command)
             except WireError as error:
-                raise InvariantBroken(f"{type(command).__name__}: {error}") from error
+                if not isinstance(command, RunStep):
+                    raise InvariantBroken(f"{type(command).__name__}: {error}") from error
+                refused.append(StepFailed(self.boot, command.plan.step_id, str(error)))
+        for failed in refused:
+            self._step_failed(failed, self.clock())
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -216,18 +219,22 @@ class SchedulerServer:
                 self.step_seconds.returned(message.step_id, message.timings, now)
                 self.handle(StepFinished(now, message))
             case StepFailed():
-                _log.error("step_failed", step_id=message.step_id, message=message.message)
-                self.handle(StepRefused(now, message))
+                self._step_failed(message, now)
+
+    def _step_failed(self, failed: StepFailed, now: float) -> None:
+        _log.error("step_failed", step_id=failed.step_id, message=failed.message)
+        self.handle(StepRefused(now, failed))
 
     def _adopt(self, peer: bytes, ready: ExecutorReady, now: float) -> None:
         """Take an executor that is ready, unless another one works already."""
         current = self.executor
-        if absurd := _absurdity(ready):
+        if absurd := absurdity_of(ready):
             count_dropped("step", WireError("absurd", absurd))
             _log.error("executor_refused", why=absurd, boot=ready.boot)
             return
         if current is not None and current.peer != peer:
-            self._ignore(ready.boot, now)
+            if self.bystanders.is_news(ready.boot, now):
+                _log.warning("executor_ignored", why="another one is at work", boot=ready.boot)
             return
         if current is not None and now - current.adopted_at < 2 * HEARTBEAT_S:
             self.steps.send(peer, Adopt(self.boot))  # our first word has not reached it yet
@@ -249,13 +256,6 @@ class SchedulerServer:
         self.handle(ExecutorJoined(now, ready))
         for gateway in self.gateways:
             self._welcome(gateway)
-
-    def _ignore(self, boot: Boot, now: float) -> None:
-        """Another executor is at work: say so once, and once a minute while it keeps asking."""
-        last_boot, said_at = self.ignored
-        if boot != last_boot or now - said_at >= IGNORED_S:
-            self.ignored = (boot, now)
-            _log.warning("executor_ignored", why="another one is at work", boot=boot)
 
     def _lose_executor(self, why: str) -> None:
         if self.executor is None:
@@ -285,68 +285,6 @@ class SchedulerServer:
                     _log.warning("gateway_lost", silent_s=round(now - heard_at, 1))
                     self.handle(GatewayLost(now, gateway))
             self.handle(Tick(now))
-
-    async def _report(self) -> None:
-        """Every ten seconds, if anything happened, the line that this field knows."""
-        before = self.core.counters.tokens()
-        while True:
-            await asyncio.sleep(STATS_S)
-            after = self.core.counters.tokens()
-            if after != before:
-                prompt, generated = (
-                    (new - old) / STATS_S for new, old in zip(after, before, strict=True)
-                )
-                self._say_how_it_goes(prompt, generated)
-            before = after
-
-    def _say_how_it_goes(self, prompt: float, generated: float) -> None:
-        """Two rates in tokens a second, and where requests and blocks are."""
-        core, counters = self.core, self.core.counters
-        usage, cpu_usage = core.usage(), core.cpu_usage()
-        giving_way = {}
-        if counters.preemptions:
-            for mode in PreemptionMode:
-                giving_way[f"{mode}_estimated_s"] = round(counters.preemption_estimated_s[mode], 4)
-                giving_way[f"{mode}_actual_s"] = round(counters.preemption_actual_s[mode], 4)
-        _log.info(
-            f"Avg prompt throughput: {prompt:.1f} tokens/s, "
-            f"Avg generation throughput: {generated:.1f} tokens/s, "
-            f"Running: {core.num_running} reqs, "
-            f"Swapped: {core.num_swapped} reqs, "
-            f"Waiting: {core.num_waiting} reqs, "
-            f"GPU KV cache usage: {100 * usage.used_share:.1f}%, "
-            f"CPU KV cache usage: {100 * cpu_usage.used_share:.1f}%, "
-            f"Prefix cache hit rate: {100 * counters.prefix_cache_hit_rate:.1f}%",
-            prompt_tokens_per_s=round(prompt, 1),
-            generation_tokens_per_s=round(generated, 1),
-            kv_cache_usage=round(usage.used_share, 4),
-            **giving_way,
-        )
-
-
-def _absurdity(ready: ExecutorReady) -> str:
-    """What is wrong with an executor's figures, if anything is: they size the block manager."""
-    limits = {
-        "block_size": (1, 2**16),
-        "num_gpu_blocks": (1, MOST_BLOCKS),
-        "num_cpu_blocks": (0, MOST_BLOCKS),
-        "max_model_len": (1, 2**31 - 1),
-    }
-    for name, (low, high) in limits.items():
-        if not low <= getattr(ready, name) <= high:
-            return f"{name} is {getattr(ready, name)}, not from {low} to {high}"
-    costs = ready.costs
-    if not (
-        costs.block_bytes >= 0
-        and 0 <= costs.copy_bytes_per_s < math.inf
-        and 0 <= costs.prefill_tokens_per_s < math.inf
-    ):
-        return f"its costs are {costs}"
-    if not 1 <= ready.shape.vocab_size < 2**31:
-        return f"vocab_size is {ready.shape.vocab_size}"
-    if any(not 0 <= token_id < ready.shape.vocab_size for token_id in ready.eos_token_ids):
-        return f"eos_token_ids {ready.eos_token_ids} are not in the vocabulary"
-    return ""
 
 
 async def serve(settings: SchedulerSettings) -> None:

@@ -47,6 +47,13 @@ def test_the_peak_counts_tokens_by_the_second():
     assert report(FAST, SLOW).peak_output_tokens_s == 3
 
 
+def test_the_peak_counts_every_token_of_an_event():
+    six = judged((100.2, said("x")), (100.9, said("x")), (101.3, said("x")), (101.4, used(6)),
+                 (101.4, DONE), start=100.0, max_tokens=6)  # fmt: skip
+    assert report(six).peak_output_tokens_s == 4  # two of three events, two tokens each
+    assert report(six, FAST).peak_output_tokens_s == 7
+
+
 def test_requests_that_overlap_are_concurrent():
     assert report(FAST, SLOW).peak_concurrency == 1
     assert report(FAST, answer(100.2, 0.1, 0.1, 2), FAILED).peak_concurrency == 2

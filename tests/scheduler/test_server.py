@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from services.scheduler.server import IGNORED_S
+from services.scheduler.bystanders import REMIND_S
+from shared import codec
 from shared.ids import Boot
 from shared.liveness import SILENCE_S
 from shared.messages import (
@@ -21,6 +22,7 @@ from shared.messages import (
     Tokens,
     Welcome,
 )
+from shared.sampling import DrawParams, SamplingParams
 from tests.scheduler.world import READY, SUBMIT, hear, run_plan, say, until
 
 
@@ -103,10 +105,10 @@ async def test_an_executor_that_waits_is_told_of_once_a_minute(world):
         async def until_told(*boots):
             await until(lambda: [each["boot"] for each in events] == [Boot(boot) for boot in boots])
 
-        for boot in (6, 6, 7, 7):
+        for boot in (6, 7, 6, 7):
             await say(second, replace(READY, boot=Boot(boot)))
         await until_told(6, 7)
-        for _ in range(math.ceil(2 * IGNORED_S / SILENCE_S)):
+        for _ in range(math.ceil(2 * REMIND_S / SILENCE_S)):
             world.now += SILENCE_S / 2
             await say(first, Heartbeat(Boot(5)))
             await until(lambda: world.server.executor.heard_at == world.now)
@@ -187,3 +189,21 @@ async def test_a_result_that_lacks_a_draw_ends_that_request_with_an_error(world)
     finished = await hear(gateway, Finished)
     assert (finished.reason, finished.length) == ("error", 0)
     assert finished.error
+
+
+async def test_a_plan_too_long_for_a_message_ends_its_requests_and_nothing_else(world, monkeypatch):
+    """Four draws, each with the history that its penalty needs."""
+    gateway, executor = await world.gateway(), await world.executor()
+    await hear(gateway, Welcome)
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 900)
+    draw = DrawParams(presence_penalty=1.0)
+    wish = SamplingParams(draw, n=4, max_tokens=2, ignore_eos=True)
+    await say(gateway, replace(SUBMIT, request_id="cmpl-2", prompt=(65,) * 60, sampling=wish))
+    for _ in range(4):
+        finished = await hear(gateway, Finished)
+        assert (finished.request_id, finished.reason) == ("cmpl-2", "error")
+        assert "oversized" in finished.error
+    await say(gateway, SUBMIT)
+    for _ in range(2):
+        await run_plan(executor)
+    assert (await hear(gateway, Finished)).request_id == SUBMIT.request_id

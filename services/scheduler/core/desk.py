@@ -4,6 +4,8 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
+from dataclasses import replace
+
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.decoding import decoding_of
@@ -17,7 +19,7 @@ from services.scheduler.core.events import (
     RequestDone,
     StreamsListed,
 )
-from services.scheduler.core.intake import Limits, check_submit, check_vocabulary
+from services.scheduler.core.intake import Limits, check_submit
 from services.scheduler.core.lobby import Lobby
 from services.scheduler.core.queue_limits import QueueLimits
 from services.scheduler.core.request import Request
@@ -183,10 +185,12 @@ class Desk:
 
     def _check_again(self, request: Request, limits: Limits, at: float) -> None:
         """The model or the pool has changed under a live request."""
+        so_far = [
+            GeneratedSequence(tuple(sequence.generated), logprobs=tuple(sequence.logprobs))
+            for sequence in request.live_sequences
+        ]
         try:
-            max_tokens = check_submit(request.submit, limits)
-            for sequence in request.live_sequences:
-                check_vocabulary("generated", sequence.generated, limits.vocab_size)
+            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), limits)
         except RequestError as error:
             message = f"the executor that came back cannot go on with this: {error.message}"
             self._endings.end_all(request, Finish.broken(message, error.code), at)

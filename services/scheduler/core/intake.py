@@ -1,15 +1,15 @@
 """What is refused at the door: wishes out of range, and requests that can never be served."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.wire_size import MOST_BYTES, prompt_bytes, token_bytes
 from shared.errors import InvalidField, NeverFits, PromptTooLong, Unsupported
 from shared.geometry import blocks_in
 from shared.ids import Ids
 from shared.messages import ExecutorReady, Submit
-from shared.sampling import check_sampling
+from shared.sampling import check_sampling, unknown_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ def check_submit(submit: Submit, limits: Limits) -> int:
         raise InvalidField("age_s", f"must be a finite number of seconds, not {submit.age_s}")
     if not submit.prompt:
         raise InvalidField("prompt", "is empty; send at least one token")
-    check_vocabulary("prompt", submit.prompt, limits.vocab_size)
+    _check_vocabulary("prompt", submit.prompt, limits.vocab_size)
     if len(submit.generated) > submit.sampling.n:
         raise InvalidField(
             "generated", f"has {len(submit.generated)} sequences, at most n = {submit.sampling.n}"
         )
     for generated in submit.generated:
-        check_vocabulary("generated", generated.token_ids, limits.vocab_size)
+        _check_vocabulary("generated", generated.token_ids, limits.vocab_size)
     _check_logprobs(submit)
-    most = _most_tokens(submit, limits)
+    most = _most_tellable(submit, _most_tokens(submit, limits))
     if submit.sampling.min_tokens > most:
         raise InvalidField(
             "min_tokens",
@@ -99,13 +99,12 @@ def _check_not_yet(submit: Submit) -> None:
         raise Unsupported("deadline_s")
 
 
-def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def _check_vocabulary(field: str, token_ids: Ids, vocab_size: int) -> None:
     """Raises: InvalidField, naming the first token id that the model does not know."""
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidField(
-                field, f"token id {token_id} is not in the vocabulary (0..{vocab_size - 1})"
-            )
+    if unknown := unknown_ids(token_ids, vocab_size):
+        raise InvalidField(
+            field, f"token id {unknown[0]} is not in the vocabulary (0..{vocab_size - 1})"
+        )
 
 
 def _most_tokens(submit: Submit, limits: Limits) -> int:
@@ -114,7 +113,7 @@ def _most_tokens(submit: Submit, limits: Limits) -> int:
     Nor does the last of a prompt that is only scored; one that is not even scored needs none.
     """
     num_prompt, max_tokens = len(submit.prompt), submit.sampling.max_tokens
-    if num_prompt >= limits.max_model_len:
+    if num_prompt >= limits.max_model_len + (max_tokens == 0):
         raise PromptTooLong(num_prompt, limits.max_model_len)
     if max_tokens == 0 and submit.sampling.prompt_logprobs is None:
         return 0
@@ -130,6 +129,25 @@ def _most_tokens(submit: Submit, limits: Limits) -> int:
     each = shared + (limits.num_blocks - shared) // submit.sampling.n
     fit = max(1, each * limits.block_size - num_prompt + 1)
     return min(limits.max_model_len - num_prompt, fit)
+
+
+def _most_tellable(submit: Submit, most: int) -> int:
+    """`most`, or as many tokens as all that may be asked of this request fits into one message."""
+    left = MOST_BYTES - prompt_bytes(submit)
+    tellable = left // token_bytes(submit)
+    is_default = submit.sampling.max_tokens is None
+    if left >= 0 and (tellable >= most or (is_default and tellable)):
+        return min(most, tellable)
+    num_bytes = prompt_bytes(submit) + token_bytes(submit) * (1 if is_default else most)
+    sampling = submit.sampling
+    field = "logprobs" if sampling.logprobs is not None else "max_tokens"
+    if sampling.prompt_logprobs is not None and tellable < 1:
+        field = "prompt_logprobs"
+    raise InvalidField(
+        field,
+        f"the request could take {num_bytes / 2**20:.1f} MiB to tell, and one message has "
+        f"{MOST_BYTES / 2**20:.0f}: ask for fewer log-probabilities, sequences or tokens",
+    )
 
 
 def blocks_needed(num_prompt: int, max_tokens: int, n: int, block_size: int) -> int:

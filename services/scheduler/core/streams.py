@@ -7,11 +7,14 @@ show it at the same position although there was more to be had at the first of t
 most a repeat, which `TokenRun.start` shows for what it is.
 """
 
+from typing import Final
+
 from services.scheduler.core.commands import Reply
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.events import Gateway
 from services.scheduler.core.request import Listed, Request
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.wire_size import run_bytes
 from shared.errors import InvariantBroken
 from shared.ids import Ids
 from shared.messages import (
@@ -24,16 +27,35 @@ from shared.messages import (
     Tokens,
 )
 
+LONG_BYTES: Final = 16 * 2**20
+
 
 class Outbox:
-    """Replies of one event, in order; runs of tokens for one gateway share a message."""
+    """Replies of one event, in order; runs of tokens for one gateway share a message.
+
+    But for long runs: a message ends where they come to LONG_BYTES. One that is longer is alone.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[Gateway, list[TokenRun]] = {}
+        self._num_bytes: dict[Gateway, int] = {}
+        """Of these, as far as they may be long."""
         self._replies: list[Reply] = []
 
+    def add_long_run(self, gateway: Gateway, run: TokenRun) -> None:
+        """Tokens, any number of them."""
+        size = run_bytes(run)
+        before = self._num_bytes.get(gateway, 0)
+        if before + size > LONG_BYTES and gateway in self._runs:
+            self._close(gateway)
+            before = 0
+        self.add_run(gateway, run)
+        self._num_bytes[gateway] = before + size
+        if size > LONG_BYTES:
+            self._close(gateway)
+
     def add_run(self, gateway: Gateway, run: TokenRun) -> None:
-        """Tokens; they leave before whatever is said next."""
+        """A token; they leave before whatever is said next."""
         runs = self._runs.get(gateway)
         if runs is None:
             self._runs[gateway] = [run]
@@ -55,6 +77,11 @@ class Outbox:
         for gateway, runs in self._runs.items():
             self._replies.append(Reply(gateway, Tokens(tuple(runs))))
         self._runs.clear()
+        self._num_bytes.clear()
+
+    def _close(self, gateway: Gateway) -> None:
+        self._replies.append(Reply(gateway, Tokens(tuple(self._runs.pop(gateway)))))
+        self._num_bytes.pop(gateway, None)
 
 
 class Streams:
@@ -180,7 +207,7 @@ class Streams:
                 tuple(sequence.logprobs[start:]),
                 scores,
             )
-            self._outbox.add_run(request.gateway, run)
+            self._outbox.add_long_run(request.gateway, run)
 
 
 def _position(positions: Ids, sequence: Sequence) -> int:

@@ -55,7 +55,7 @@ def test_more_min_tokens_than_can_be_is_refused(build, max_tokens):
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "is_taken"),
     [(20, 12, True), (20, 13, False), (31, 1, True), (31, None, True), (32, None, False),
-     (32, 0, False), (31, 0, True), (33, 1, False)],
+     (32, 0, True), (33, 0, False), (31, 0, True), (32, 1, False), (33, 1, False)],
 )  # fmt: skip
 def test_prompt_and_answer_fit_in_max_model_len_together(build, prompt, max_tokens, is_taken):
     house = build(64, 4, max_model_len=32)

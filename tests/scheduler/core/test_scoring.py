@@ -127,7 +127,46 @@ def test_many_that_want_scores_all_come_to_their_end_the_oldest_first(build):
         assert told(house, name) == house.scores(name)
 
 
+def test_tokens_that_a_score_does_not_use_go_to_those_behind_it_in_the_same_plan(build):
+    house = build(num_blocks=64, max_scored_tokens=5, max_num_batched_tokens=12)
+    house.submit("A", prompt=20, max_tokens=1, prompt_logprobs=0)
+    house.submit("B", prompt=20, max_tokens=1)
+    house.submit("C", prompt=20, max_tokens=1)
+    assert house.rows() == {"A": (0, 5, 0)}
+    house.step()
+    assert house.rows() == {"A": (5, 5, 0), "B": (0, 7, 0)}
+    house.step()  # B is under way now, and takes what A is granted and may not use
+    assert house.rows() == {"A": (10, 5, 0), "B": (7, 7, 0)}
+    house.run()
+    for name in "ABC":
+        assert (house.tokens(name), told(house, name)) == (house.solo(name), house.scores(name))
+
+
+def test_who_wants_scores_holds_up_those_behind_it_until_the_budget_has_room(build):
+    """Arrival order goes first: C could run beside A, but B came before it."""
+    house = build(num_blocks=64, max_scored_tokens=5)
+    house.submit("A", prompt=12, max_tokens=1, prompt_logprobs=0)
+    house.submit("B", prompt=12, max_tokens=1, prompt_logprobs=0)
+    house.submit("C", prompt=3, max_tokens=1)
+    house.step()
+    assert house.rows() == {"A": (5, 5, 0)}
+    house.step()
+    assert house.rows() == {"A": (10, 2, 1), "B": (0, 4, 0), "C": (0, 3, 1)}
+
+
 # ------------------------------------------------------------------ interrupted
+
+
+def test_scores_between_them_make_three_losses_none_in_a_row(build):
+    house = build(max_scored_tokens=3)
+    house.submit("A", prompt=20, max_tokens=0, prompt_logprobs=1)
+    for _ in range(5):
+        house.lose_executor()
+        house.join()
+        house.step()
+    house.run()
+    assert house.finish("A") is FinishReason.LENGTH
+    assert told(house, "A") == house.scores("A")
 
 
 def test_what_is_scored_is_kept_through_an_executor_loss_and_only_the_rest_is_asked_for(build):
