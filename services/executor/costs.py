@@ -1,10 +1,12 @@
-"""What giving way costs on this machine: measured at start, in about a quarter of a second.
+"""What giving way costs on this machine: measured at start, in at most about a quarter of a second.
 
-On pools of its own, which are gone afterwards: those that serve stay untouched.
+On pools of its own, which are gone afterwards: those that serve stay untouched. A slow or busy
+machine measures less, each cost once at least; what steps take later corrects it anyway.
 """
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -24,24 +26,45 @@ MOST_BLOCKS: Final = 1024
 COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Blocks moved at once: what requests of a few tokens to about a thousand hold."""
 
-SHORTEST_PROMPT: Final = 32
+SHORTEST_PROMPT: Final = 16
 LONGEST_PROMPT: Final = 512
-PROMPTS_S: Final = 0.1
-"""No longer prompt is begun after so long."""
+
+MOVES_S: Final = 0.1
+"""No larger move is begun after so long."""
+ALL_S: Final = 0.25
+"""No longer prompt is begun that would not be done by then."""
+
+Clock = Callable[[], float]
 
 
 def measure_costs(
-    model: DecoderModel, block_size: int, block_bytes: int, max_model_len: int, *, can_swap: bool
+    model: DecoderModel,
+    block_size: int,
+    block_bytes: int,
+    max_model_len: int,
+    *,
+    can_swap: bool,
+    clock: Clock = time.perf_counter,
 ) -> Costs:
     """Move blocks and compute prompts. The copy rate is 0, not known, if there is no swap space."""
+    began = clock()
+    copy_rate = (
+        _copy_rate(model, block_size, block_bytes, clock, until=began + MOVES_S)
+        if can_swap
+        else 0.0
+    )
     return Costs(
         block_bytes,
-        copy_bytes_per_s=_copy_rate(model, block_size, block_bytes) if can_swap else 0.0,
-        prefill_tokens_per_s=_prefill_rate(model, block_size, max_model_len),
+        copy_bytes_per_s=copy_rate,
+        prefill_tokens_per_s=_prefill_rate(
+            model, block_size, max_model_len, clock, until=began + ALL_S
+        ),
     )
 
 
-def _copy_rate(model: DecoderModel, block_size: int, block_bytes: int) -> float:
+def _copy_rate(
+    model: DecoderModel, block_size: int, block_bytes: int, clock: Clock, *, until: float
+) -> float:
     """Bytes a second from one pool to the other: the median over moves of few and many blocks."""
     num_blocks = max(1, min(MOST_BLOCKS, SCRATCH_BYTES // block_bytes))
     pools = KVPools(model, num_blocks, block_size, num_blocks)
@@ -49,14 +72,17 @@ def _copy_rate(model: DecoderModel, block_size: int, block_bytes: int) -> float:
         pool.zero_()  # pages that were never written are no memory yet: copies from them are free
     places = np.random.default_rng(0).permutation(num_blocks).tolist()
     pools.swap_out((_move(0, 0),))  # the first one wakes threads
-    rates, first = [], 0
+    rates: list[float] = []
+    first = 0
     for count in (count for count in COUNTS if count <= num_blocks):
+        if rates and clock() > until:
+            break
         for move in (pools.swap_out, pools.swap_in):
             chosen = [places[(first + i) % num_blocks] for i in range(count)]
             moves = [_move(block, num_blocks - 1 - block) for block in chosen]
-            began = time.perf_counter()
+            began = clock()
             move(moves)
-            rates.append(count * block_bytes / (time.perf_counter() - began))
+            rates.append(count * block_bytes / (clock() - began))
             first += count
     return statistics.median(rates)
 
@@ -65,19 +91,21 @@ def _move(source: int, destination: int) -> Move:
     return Move(BlockId(source), BlockId(destination))
 
 
-def _prefill_rate(model: DecoderModel, block_size: int, max_model_len: int) -> float:
+def _prefill_rate(
+    model: DecoderModel, block_size: int, max_model_len: int, clock: Clock, *, until: float
+) -> float:
     """Tokens a second of the longest prompt that there is time for; shorter ones warm it up."""
     longest = min(LONGEST_PROMPT, max_model_len)
     pool = model.allocate_pool(blocks_in(longest, block_size), block_size)
-    began = time.perf_counter()
     count = min(SHORTEST_PROMPT, longest)
     while True:
-        started = time.perf_counter()
+        began = clock()
         _compute_prompt(model, pool, block_size, count)
-        ended = time.perf_counter()
-        if count == longest or ended - began > PROMPTS_S:
-            return count / (ended - started)
-        count = min(2 * count, longest)
+        ended = clock()
+        next_count = min(2 * count, longest)
+        if count == longest or ended + (ended - began) * next_count / count > until:
+            return count / (ended - began)
+        count = next_count
 
 
 def _compute_prompt(
