@@ -20,8 +20,9 @@ def bounded(
     """
     of_prompts = _num_of_prompts(call, sampling, prompts)
     a_token = _num_a_token(sampling, len(prompts))
-    if of_prompts + a_token * (sampling.max_tokens or 1) > MAX_LOGPROBS_IN_ALL:
-        raise _too_many(call, of_prompts, a_token * (sampling.max_tokens or 1))
+    of_answers = a_token * (1 if sampling.max_tokens is None else sampling.max_tokens)
+    if of_prompts + of_answers > MAX_LOGPROBS_IN_ALL:
+        raise _too_many(call, of_prompts, of_answers)
     if sampling.max_tokens is not None or not a_token:
         return sampling
     max_tokens = (MAX_LOGPROBS_IN_ALL - of_prompts) // a_token

@@ -179,7 +179,6 @@ async def serve(settings: GatewaySettings) -> None:
             loop.add_signal_handler(number, leave.set)
         await gateway.start()
         host, port = gateway.address
-        gc.collect()
         gc.freeze()  # what is here to stay is not looked through again: that took 40 ms each time
         _log.info("listening", url=f"http://{host}:{port}", model=settings.model)
         await gateway.run_until(leave)

@@ -37,7 +37,8 @@ def call_of(
     **fields: Any,
 ) -> Call:
     """A call with everything that an event can tell, unless told otherwise."""
-    of_prompt = logprobs if fields.get("echo") else None
+    scores = fields.get("echo") or fields.get("returns_prompt_logprobs")
+    of_prompt = logprobs if scores else None
     sampling = SamplingParams(n=n, logprobs=logprobs, prompt_logprobs=of_prompt)
     told = {"stream": ALL_USAGE, "return_token_ids": True, **fields}
     return Call(endpoint=endpoint, model=None, sampling=sampling, stop=tuple(stop), **told)
@@ -137,29 +138,39 @@ class Telling:
         for turn in range(turns + 1):
             for index, delivery in enumerate(deliveries):
                 self._deliver(index, delivery, turn, is_last=turn == turns)
-                told.frames += parse(self._news(index // self.call.sampling.n))
+                told.frames += parse(b"".join(self._news(index // self.call.sampling.n)))
         told.frames += parse(self._events.usage(0))
         return told
 
     def in_one_piece(self, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads("".join(self.whole(deliveries).portions()))
+        return answer
+
+    def portions(self, deliveries: Sequence[Delivery]) -> list[bytes]:
+        """What a stream writes if all comes at once."""
+        told = list(self._events.opening())
+        for index, delivery in enumerate(deliveries):
+            self._deliver(index, delivery, 0, is_last=True)
+            told += self._news(index // self.call.sampling.n)
+        return told
+
+    def whole(self, deliveries: Sequence[Delivery]) -> WholeAnswer:
         for index, delivery in enumerate(deliveries):
             self._deliver(index, delivery, 0, is_last=True)
             number = index // self.call.sampling.n
             for piece in self.streams[number].take():
                 self.progress.feed(self.progress.index_of(number, piece), piece)
         of_prompts = [stream.let_logprobs_go() for stream in self.streams]
-        whole = WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts, 0)
-        answer: dict[str, Any] = json.loads("".join(whole.portions()))
-        return answer
+        return WholeAnswer(self.call, self.answer, self.progress, self.tokenizer, of_prompts, 0)
 
-    def _news(self, number: int) -> bytes:
-        told = []
+    def _news(self, number: int) -> list[bytes]:
+        told: list[bytes] = []
         for piece in self.streams[number].take():
             index = self.progress.index_of(number, piece)
             told += self._events.of(index, piece)
             if self.progress.choices[index].needs_stop:
                 self.streams[number].stopped(piece.sequence)
-        return b"".join(told)
+        return told
 
     def _deliver(self, index: int, delivery: Delivery, turn: int, *, is_last: bool) -> None:
         number, sequence = divmod(index, self.call.sampling.n)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages import CancelReason, Done, Submit
+from shared.messages import Cancel, CancelReason, Done, Submit
 from shared.sampling import FinishReason
 from tests.gateway.house import House, open_house, text_of, usage
 from tests.gateway.scripted_scheduler import EOS, Script
@@ -203,6 +203,27 @@ async def test_a_stop_string_across_tokens_cuts_the_text_and_cancels(house: Hous
     assert told[-2]["usage"]["completion_tokens"] == 5, "usage ends at the stop string"
     await house.scheduler.until(lambda: bool(house.scheduler.of(Done)))
     assert house.scheduler.cancels(CancelReason.STOP_STRING) == [submit.request_id]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_comes_after_a_stop_string_cancels_no_more(house: House, stream) -> None:
+    """The scheduler hears it once, however much it had sent by then."""
+    house.scheduler.holds = True
+    fields = {"prompt": ["a", "b"], "stop": ["END"], "stream": stream}
+    asking = asyncio.create_task(house.http.post(house.url + "/v1/completions", json=fields))
+    await house.scheduler.submitted(2)
+    one, two = [submit.request_id for submit in house.scheduler.of(Submit)]
+    house.scheduler.run(one, "abEND")
+    await house.scheduler.until(lambda: bool(house.scheduler.of(Cancel)))
+    for _ in range(3):
+        house.scheduler.run(one, "more END")
+        house.scheduler.run(two, "x")
+        await house.scheduler.until_next()
+    house.scheduler.finish(two)
+    async with await asking as response:
+        await response.read()
+    await house.scheduler.until(lambda: len(house.scheduler.of(Done)) == 2)
+    assert house.scheduler.of(Cancel) == [Cancel(one, 0, CancelReason.STOP_STRING)]
 
 
 async def test_a_beginning_of_a_stop_string_comes_out_when_it_is_none(house: House) -> None:

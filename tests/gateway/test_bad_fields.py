@@ -291,3 +291,14 @@ async def test_stream_options_may_carry_what_asks_for_nothing(house: House) -> N
     options = {"include_obfuscation": False}
     async with house.stream(COMPLETIONS, prompt="Hi", stream_options=options) as events:
         assert (await events.rest())[-1] == "[DONE]"
+
+
+async def test_banned_ids_are_never_called_bad_words(house: House) -> None:
+    fields = {"prompt": "x", "allowed_token_ids": [5], "banned_token_ids": [5]}
+    _, param, _, message = await refused(house, COMPLETIONS, fields)
+    assert param == "allowed_token_ids"
+    assert "banned_token_ids" in message
+    assert "bad_words" not in message
+    _, param, _, message = await refused(house, COMPLETIONS, {**fields, "bad_words": ["x"]})
+    assert param == "allowed_token_ids"
+    assert "bad_words" in message

@@ -1,5 +1,6 @@
 """Errors from the scheduler, and bugs of ours: a status, or an event and [DONE]."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ async def test_a_full_queue_is_429_and_says_when_to_retry(house: House) -> None:
         assert response.status == 429
         assert response.headers["Retry-After"] == "2"
         assert (await response.json())["error"]["code"] == "queue_full"
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "told"),
+    [(math.nan, "1"), (math.inf, "3600"), (-math.inf, "1"), (1e300, "3600"), (0.0, "1"),
+     (-5.0, "1"), (2.4, "2"), (None, "5")],
+)  # fmt: skip
+def test_any_time_to_wait_makes_a_header(wait_s, told) -> None:
+    failure = failures.of_refusal(Refused("", ErrorCode.QUEUE_FULL, "no", retry_after_s=wait_s))
+    assert failure.headers == {"Retry-After": told}
+
+
+async def test_of_several_prompts_a_full_queue_says_to_send_fewer(house: House) -> None:
+    full = Refused("", ErrorCode.QUEUE_FULL, "2 requests wait already; try again later", None, 2.0)
+    house.scheduler.script.extend([Script(refusal=full)] * 3)
+    for prompt, says_so in ((["a", "b"], True), ("a", False)):
+        status, told = await house.post(PATH, prompt=prompt)
+        assert status == 429
+        assert ("send fewer than 2 prompts at once" in told["error"]["message"]) == says_so
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,15 @@ from services.gateway.logprob_fields import LOWEST, LogprobFields, PlacedTokens,
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import ToyTokenizer, load_tokenizer
 from shared.ids import RequestId
-from shared.messages import Finished, PositionLogprobs, StreamPosition, TokenRun, Tokens, Usage
+from shared.messages import (
+    CancelReason,
+    Finished,
+    PositionLogprobs,
+    StreamPosition,
+    TokenRun,
+    Tokens,
+    Usage,
+)
 from shared.sampling import FinishReason
 from tests.gateway.house import House, restart, text_of, usage
 from tests.gateway.scripted_scheduler import EOS, Script, places_of
@@ -307,6 +315,9 @@ async def test_tokens_without_the_logprobs_asked_for_are_an_error(house: House) 
         submit = await house.scheduler.submitted()
         house.scheduler.send(Tokens((TokenRun(submit.request_id, 0, 0, (65,)),)))
         told = await events.rest()
+        gone = CancelReason.CLIENT_GONE
+        await house.scheduler.until(lambda: bool(house.scheduler.cancels(gone)))
+        assert house.scheduler.cancels(gone) == [submit.request_id], "it need not go on"
     assert told[-2]["error"]["code"] == "internal_error"
     assert told[-1] == "[DONE]"
 

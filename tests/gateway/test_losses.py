@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,10 @@ async def test_three_hundred_clients_that_leave_are_all_cancelled(house: House) 
             events.response.close()
 
     await asyncio.gather(*[leave() for _ in range(300)])
-    gone = CancelReason.CLIENT_GONE
-    await house.scheduler.until(lambda: len(house.scheduler.cancels(gone)) == 300)
     asked = {submit.request_id for submit in house.scheduler.of(Submit)}
-    assert set(house.scheduler.cancels(gone)) == asked
+    assert len(asked) == 300
+    gone = CancelReason.CLIENT_GONE
+    await house.scheduler.until(lambda: set(house.scheduler.cancels(gone)) == asked, 100)
     assert house.gateway.link.num_open == 0
 
 
@@ -111,9 +112,10 @@ async def test_an_end_that_comes_after_all_is_done_is_answered_done(held: Held) 
     held.finish()
     finished = held.scheduler.logs[held.request_id][0].finished
     await held.events.rest()
-    await held.scheduler.until(lambda: len(held.scheduler.of(Done)) == 1)
+    await held.scheduler.until(lambda: bool(held.scheduler.of(Done)))
+    count = len(held.scheduler.of(Done))  # a beat from before it may have been answered, too
     held.scheduler.send(finished)
-    await held.scheduler.until(lambda: len(held.scheduler.of(Done)) == 2)
+    await held.scheduler.until(lambda: len(held.scheduler.of(Done)) > count)
 
 
 async def test_a_request_the_scheduler_forgot_is_given_again(held: Held) -> None:
@@ -352,29 +354,38 @@ async def test_a_stream_whose_tokens_are_no_text_is_pinged_too(tmp_path: Path) -
             sending.cancel()
 
 
+def narrow(house: House) -> socket.socket:
+    """A connection whose kernel keeps little for a reader that does not read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(house.gateway.address)
+    connection.setblocking(False)
+    return connection
+
+
 async def test_a_client_that_reads_nothing_holds_up_nobody(tmp_path: Path) -> None:
     """Its tokens are kept (as ids, at most max_tokens of them), and come when it reads."""
     patient = LinkTimes(beat_s=0.05, silent_s=30.0)
     options = {"max_model_len": 10**7}
     async with open_house(tmp_path, times=patient, scheduler_options=options) as house:
         house.scheduler.holds = True
-        reader, writer = await asyncio.open_connection(*house.gateway.address, limit=2**12)
+        reader, writer = await asyncio.open_connection(sock=narrow(house), limit=2**12)
         try:
-            body = b'{"prompt": "Hi", "stream": true, "max_tokens": 9000000}'
+            body = b'{"prompt": "Hi", "stream": true, "max_tokens": 900000}'
             writer.write(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: "
                 b"application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
             )
             submit = await house.scheduler.submitted()
             for _ in range(8):  # more than the kernel's buffers hold
-                house.scheduler.run(submit.request_id, b"x" * 1_000_000)
+                house.scheduler.run(submit.request_id, b"x" * 100_000)
             house.scheduler.finish(submit.request_id)
             house.scheduler.holds = False
             assert (await house.complete())["choices"][0]["text"] == "ok"
             done = [message.request_id for message in house.scheduler.of(Done)]
             assert submit.request_id not in done, "it still has something to tell its client"
             told = await reader.read()
-            assert told.count(b"x") >= 8_000_000
+            assert told.count(b"x") >= 800_000
             assert b"data: [DONE]" in told
         finally:
             writer.close()

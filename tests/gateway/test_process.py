@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway.app import serve
+from services.gateway.readiness import LinkTimes
 from shared.errors import StartError
 from shared.messages import CancelReason, Submit
 from shared.settings import GatewaySettings
@@ -121,13 +122,20 @@ async def test_a_request_whose_body_was_coming_when_the_drain_began_is_503(house
 
 
 class HeldThreads(ThreadPoolExecutor):
-    """Threads that begin nothing until they may; `asked` is set when there is something."""
+    """Threads that begin nothing until they may, but for the first of what they are asked.
+
+    That reads a request's body, the second its prompt; `asked` is set when that is to be done.
+    """
 
     def __init__(self) -> None:
         super().__init__(1)
         self.asked, self.may_begin = asyncio.Event(), threading.Event()
+        self.num_asked = 0
 
     def submit(self, function, /, *args, **kwargs):
+        self.num_asked += 1
+        if self.num_asked == 1:
+            return super().submit(function, *args, **kwargs)
         self.asked.set()
 
         def begin():
@@ -146,6 +154,24 @@ async def test_a_request_being_tokenized_when_the_drain_begins_is_503(house: Hou
     threads.may_begin.set()
     status, told = await asking
     assert (status, told["error"]["code"]) == (503, "service_unavailable")
+    assert house.scheduler.of(Submit) == []
+
+
+async def test_a_request_being_tokenized_when_the_scheduler_is_lost_is_503(tmp_path: Path) -> None:
+    times = LinkTimes(beat_s=0.02, silent_s=0.1, lost_s=0.2)
+    async with open_house(tmp_path, times=times) as house:
+        threads = HeldThreads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        asking = asyncio.create_task(house.post(PATH, prompt="Hi"))
+        await threads.asked.wait()
+        await house.scheduler.close()
+        async with asyncio.timeout(10):
+            while house.gateway.link.scheduler.takes_requests:
+                await asyncio.sleep(0.01)
+        threads.may_begin.set()
+        status, told = await asking
+    assert (status, told["error"]["code"]) == (503, "service_unavailable")
+    assert "not ready" in told["error"]["message"]
     assert house.scheduler.of(Submit) == []
 
 
