@@ -68,8 +68,7 @@ def _copy_rate(
     """Bytes a second from one pool to the other: the median over moves of few and many blocks."""
     num_blocks = max(1, min(MOST_BLOCKS, SCRATCH_BYTES // block_bytes))
     pools = KVPools(model, num_blocks, block_size, num_blocks)
-    for pool in (pools.gpu, pools.cpu):
-        pool.zero_()  # pages that were never written are no memory yet: copies from them are free
+    num_blocks = _touch(pools, clock, until=(clock() + until) / 2)
     places = np.random.default_rng(0).permutation(num_blocks).tolist()
     pools.swap_out((_move(0, 0),))  # the first one wakes threads
     rates: list[float] = []
@@ -85,6 +84,18 @@ def _copy_rate(
             rates.append(count * block_bytes / (clock() - began))
             first += count
     return statistics.median(rates)
+
+
+def _touch(pools: KVPools, clock: Clock, *, until: float) -> int:
+    """Write to blocks of both pools. Returns: how many there was time for, one at least.
+
+    Pages that were never written are no memory yet: copies from them are free.
+    """
+    num_touched = 0
+    while num_touched < pools.num_gpu_blocks and (not num_touched or clock() <= until):
+        pools.clear(BlockId(num_touched))
+        num_touched += 1
+    return num_touched
 
 
 def _move(source: int, destination: int) -> Move:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from services.executor.model.interface import DecoderModel
+from shared.ids import BlockId
 from shared.messages import Move
 
 
@@ -47,3 +48,8 @@ class KVPools:
         if moves:
             pairs = [(move.source, move.destination) for move in moves]
             self._copy_blocks(source, destination, torch.tensor(pairs, dtype=torch.int64))
+
+    def clear(self, block: BlockId) -> None:
+        """Write zeros to this block of either pool."""
+        self.gpu[block].zero_()
+        self.cpu[block].zero_()
