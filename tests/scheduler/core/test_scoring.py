@@ -1,44 +1,18 @@
 """Log-probabilities of prompts: each position scored once, told once it is whole."""
 
-from dataclasses import replace
-
 import pytest
 
-from services.scheduler.core.events import StepFinished
-from services.scheduler.core.lifecycle import Status
 from shared.errors import ErrorCode
 from shared.messages import (
-    MAX_SCORED_TOKENS,
     Attached,
-    CancelReason,
     Finished,
     GeneratedSequence,
     PositionLogprobs,
     Refused,
     Score,
-    Tokens,
 )
 from shared.sampling import FinishReason
-
-
-def asked(house, name):
-    """(first position, number) of each score that plans asked for this request."""
-    sequence_id = house.sequence(name).sequence_id
-    return [
-        (row.score.first_position, len(row.score.token_ids))
-        for plan in house.plans
-        for row in plan.rows
-        if row.sequence_id == sequence_id and row.score is not None
-    ]
-
-
-def told(house, name, gateway="g"):
-    return house.stream(name, gateway).prompt_logprobs
-
-
-def runs(house):
-    return [run for message in house.replies(Tokens) for run in message.items]
-
+from tests.scheduler.core.scores import asked, runs, told
 
 # ------------------------------------------------------------------ what is asked
 
@@ -75,83 +49,6 @@ def test_a_chunk_that_holds_only_the_last_token_scores_nothing(build):
     house.run()
     assert asked(house, "A") == [(0, 4), (4, 4)]
     assert told(house, "A") == house.scores("A")
-
-
-# ------------------------------------------------------------------ the budget
-
-
-def test_a_plan_scores_so_many_tokens_and_the_rest_of_its_budget_goes_to_others(build):
-    house = build(num_blocks=64, max_scored_tokens=5)
-    house.submit("A", prompt=12, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
-    house.submit("B", prompt=12, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
-    house.submit("C", prompt=30, max_tokens=2, ignore_eos=True)
-    house.run()
-    assert asked(house, "A") == [(0, 5), (5, 5), (10, 1)]
-    assert asked(house, "B") == [(0, 4), (4, 5), (9, 2)]  # the rest of the third, then its own
-    for name in "ABC":
-        assert house.tokens(name) == house.solo(name)
-        assert told(house, name) == house.scores(name)
-
-
-def test_the_default_budget_is_that_of_the_protocol(build):
-    house = build(num_blocks=400, block_size=4, max_model_len=1024)
-    house.submit("A", prompt=600, max_tokens=1, prompt_logprobs=0)
-    house.run()
-    assert asked(house, "A") == [
-        (0, MAX_SCORED_TOKENS), (MAX_SCORED_TOKENS, MAX_SCORED_TOKENS), (512, 87),
-    ]  # fmt: skip
-
-
-def test_decodes_go_on_in_every_step_while_prompts_are_scored(build):
-    house = build(num_blocks=64, max_scored_tokens=2)
-    house.submit("A", prompt=3, max_tokens=9, ignore_eos=True)
-    house.step()
-    house.submit("B", prompt=15, max_tokens=1, prompt_logprobs=0)
-    for _ in range(6):
-        house.step()
-        assert house.rows()["A"][1] == 1
-    house.run()
-    assert (told(house, "B"), house.tokens("A")) == (house.scores("B"), house.solo("A"))
-
-
-def test_many_that_want_scores_all_come_to_their_end_the_oldest_first(build):
-    house = build(num_blocks=64, max_scored_tokens=2)
-    ends = []
-    for name in "ABCDEF":
-        house.submit(name, prompt=7, max_tokens=0, prompt_logprobs=1)
-    while house.in_flight:
-        house.step()
-        ends += [message.request_id for message in house.replies(Finished)]
-    assert ends == list("ABCDEF")
-    for name in "ABCDEF":
-        assert told(house, name) == house.scores(name)
-
-
-def test_tokens_that_a_score_does_not_use_go_to_those_behind_it_in_the_same_plan(build):
-    house = build(num_blocks=64, max_scored_tokens=5, max_num_batched_tokens=12)
-    house.submit("A", prompt=20, max_tokens=1, prompt_logprobs=0)
-    house.submit("B", prompt=20, max_tokens=1)
-    house.submit("C", prompt=20, max_tokens=1)
-    assert house.rows() == {"A": (0, 5, 0)}
-    house.step()
-    assert house.rows() == {"A": (5, 5, 0), "B": (0, 7, 0)}
-    house.step()  # B is under way now, and takes what A is granted and may not use
-    assert house.rows() == {"A": (10, 5, 0), "B": (7, 7, 0)}
-    house.run()
-    for name in "ABC":
-        assert (house.tokens(name), told(house, name)) == (house.solo(name), house.scores(name))
-
-
-def test_who_wants_scores_holds_up_those_behind_it_until_the_budget_has_room(build):
-    """Arrival order goes first: C could run beside A, but B came before it."""
-    house = build(num_blocks=64, max_scored_tokens=5)
-    house.submit("A", prompt=12, max_tokens=1, prompt_logprobs=0)
-    house.submit("B", prompt=12, max_tokens=1, prompt_logprobs=0)
-    house.submit("C", prompt=3, max_tokens=1)
-    house.step()
-    assert house.rows() == {"A": (5, 5, 0)}
-    house.step()
-    assert house.rows() == {"A": (10, 2, 1), "B": (0, 4, 0), "C": (0, 3, 1)}
 
 
 # ------------------------------------------------------------------ interrupted
@@ -365,80 +262,3 @@ def test_scores_of_another_prompt_are_refused(house, number, wanted):
     )
     (refusal,) = house.replies(Refused)
     assert (refusal.code, refusal.param) == (ErrorCode.INVALID, "prompt_logprobs")
-
-
-# ------------------------------------------------------------------ a wrong executor
-
-
-def spoil(house, change):
-    """Run the plan in flight, but say what `change` makes of its scores."""
-    plan = house.in_flight.pop(0)
-    result = house.executor.run(plan)
-    house.handle(StepFinished(house.later(), replace(result, scored=change(result.scored))))
-
-
-def first_entry(**changes):
-    def change(scored):
-        (one,) = scored
-        entry = replace(one.logprobs[0], **changes)
-        return (replace(one, logprobs=(entry, *one.logprobs[1:])),)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "flaw"),
-    [
-        (lambda scored: (), "scored nothing"),
-        (lambda scored: (replace(scored[0], sequence_id=999),), "scored nothing"),
-        (lambda scored: (replace(scored[0], first_position=1),), "5 prompt tokens at 1; 5 at 0"),
-        (lambda scored: (replace(scored[0], logprobs=scored[0].logprobs[1:]),), "4 prompt tokens"),
-        (lambda scored: (replace(scored[0], logprobs=scored[0].logprobs * 2),), "10 prompt tokens"),
-        (first_entry(chosen=float("nan")), "are none"),
-        (first_entry(top_ids=()), "0 likeliest"),
-    ],
-)
-@pytest.mark.parametrize("max_tokens", [0, 4])
-def test_scores_that_are_not_what_was_asked_for_end_that_request_alone(
-    house, change, flaw, max_tokens
-):
-    house.submit("B", prompt=3, max_tokens=9, ignore_eos=True)
-    house.step()
-    house.submit("A", prompt=6, max_tokens=max_tokens, prompt_logprobs=1)
-    house.step()
-    spoil(house, change)
-    finished = house.stream("A").finished
-    assert (finished.reason, finished.code, finished.length) == (
-        FinishReason.ERROR, ErrorCode.INTERNAL, 0,
-    )  # fmt: skip
-    assert flaw in finished.error
-    assert told(house, "A") == ()
-    house.run()
-    assert house.tokens("B") == house.solo("B")
-
-
-def test_scores_nobody_asked_for_are_not_looked_at(house):
-    house.submit("A", prompt=6, max_tokens=3, prompt_logprobs=1, ignore_eos=True)
-    house.step()
-    late = house.results[-1].scored
-    spoil(house, lambda scored: late)
-    house.run()
-    assert told(house, "A") == house.scores("A")
-    assert house.tokens("A") == house.solo("A")
-
-
-def test_an_executor_lost_again_and_again_at_its_last_scores_ends_the_request(house):
-    house.submit("A", prompt=6, max_tokens=0, prompt_logprobs=1)
-    for _ in range(3):
-        house.lose_executor()
-        house.join()
-    assert house.finish("A") is FinishReason.ERROR
-    assert house.status("A") is Status.FINISHED
-
-
-@pytest.mark.parametrize("reason", list(CancelReason))
-def test_a_scored_request_given_up_in_mid_step_wants_no_scores(house, reason):
-    house.submit("A", prompt=6, max_tokens=0, prompt_logprobs=1)
-    house.cancel("A", reason)
-    house.step()
-    assert (runs(house), house.free) == ([], 16)
