@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -145,6 +146,15 @@ async def held_stream(house: House, **fields: Any) -> AsyncIterator[Held]:
     count = len(house.scheduler.of(Submit))
     async with house.stream("/v1/completions", **{"prompt": "Hi", **fields}) as events:
         yield Held(house, await house.scheduler.submitted(count + 1), events)
+
+
+def narrow(house: House) -> socket.socket:
+    """A connection whose kernel keeps little for a reader that does not read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(house.gateway.address)
+    connection.setblocking(False)
+    return connection
 
 
 async def restart(house: House, **options: Any) -> ScriptedScheduler:

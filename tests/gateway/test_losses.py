@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from shared.messages import (
     TokenRun,
     Tokens,
 )
-from tests.gateway.house import Held, House, held_stream, open_house, restart, text_of
+from tests.gateway.house import Held, House, held_stream, narrow, open_house, restart, text_of
 from tests.gateway.scripted_scheduler import Script, ScriptedScheduler
 
 PATH = "/v1/completions"
@@ -352,15 +351,6 @@ async def test_a_stream_whose_tokens_are_no_text_is_pinged_too(tmp_path: Path) -
             sending = asyncio.create_task(bos_again_and_again())
             assert [await events.frame() for _ in range(2)] == [[": ping"]] * 2
             sending.cancel()
-
-
-def narrow(house: House) -> socket.socket:
-    """A connection whose kernel keeps little for a reader that does not read."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(house.gateway.address)
-    connection.setblocking(False)
-    return connection
 
 
 async def test_a_client_that_reads_nothing_holds_up_nobody(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""Who gets in: several gateways on one scheduler, bounded queues, keys."""
+"""Who gets in: several gateways on one scheduler, bounded queues."""
 
+import http.client
 import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import psutil
 import pytest
 
 from tests.stack.client import complete, post, stream
@@ -33,7 +33,7 @@ def two_gateways(tmp_path):
         ("scheduler", *link, "--step-endpoint", steps, "--max-num-seqs", "4",
          "--metrics-port", str(metrics_port)),
         ("executor", "--model", "toy", "--step-endpoint", steps, "--max-model-len", "512",
-         "--toy-step-ms", "2", "--num-gpu-blocks-override", "128"),
+         "--toy-step-ms", "10", "--num-gpu-blocks-override", "128"),
         *[("gateway", "--model", "toy", *link, "--port", str(port)) for port in ports],
     ]  # fmt: skip
     with ExitStack() as running:
@@ -85,27 +85,28 @@ def test_two_gateways_share_a_scheduler(two_gateways):
 def test_first_come_first_served_across_gateways(two_gateways):
     """Four run; those who wait start in the order they came, whichever gateway took them."""
     left, right = two_gateways
-    wish = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    wish = {"temperature": 0, "ignore_eos": True}
     first_words = []
 
     def timed(gateway, number):
-        for _ in stream(gateway, prompt=f"number {number}", **wish):
+        for _ in stream(gateway, prompt=f"number {number}", max_tokens=60, **wish):
             first_words.append(number)
             break
 
     with ThreadPoolExecutor(16) as pool:
-        busy = [pool.submit(complete, left, prompt=f"busy {n}", **wish) for n in range(4)]
+        busy = [
+            pool.submit(complete, left, prompt=f"busy {n}", max_tokens=480, **wish)
+            for n in range(4)
+        ]
         until(lambda: left.metrics()["num_requests_running"] == 4, "four run")
         waiting = []
         for number, gateway in enumerate((left, right) * 4):
             waiting.append(pool.submit(timed, gateway, number))
             until(
-                lambda n=number: (
-                    left.metrics()["num_requests_waiting"] == n + 1
-                    or any(one.done() for one in busy)
-                ),
+                lambda n=number: left.metrics()["num_requests_waiting"] == n + 1,
                 "it waits",
             )
+        assert not any(one.done() for one in busy), "all eight waited"
         for one in [*busy, *waiting]:
             one.result()
     # Those of one step may be seen in either order, so groups of four are compared.
@@ -117,12 +118,20 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(tmp_path):
         tmp_path, "--model", "toy", "--max-num-seqs", "1", "--max-num-queued-reqs", "2",
         "--toy-step-ms", "20", "--max-model-len", "512",
     )  # fmt: skip
-    wish = {"prompt": "x", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    wish = {"prompt": "x", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
     try:
-        with ThreadPoolExecutor(4) as pool:
-            taken = [pool.submit(complete, stack, **wish)]
+        with ExitStack() as clients:
+
+            def ask():
+                client = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=120)
+                clients.callback(client.close)  # which cancels what it asked for
+                headers = {"Content-Type": "application/json"}
+                client.request("POST", "/v1/completions", json.dumps(wish), headers)
+
+            ask()
             until(lambda: stack.metrics()["num_requests_running"] == 1, "one runs")
-            taken += [pool.submit(complete, stack, **wish) for _ in range(2)]
+            ask()
+            ask()
             until(lambda: stack.metrics()["num_requests_waiting"] == 2, "two wait")
             for extra in ({}, {"stream": True}, {"prompt": ["a", "b"]}):
                 status, headers, text = post(stack, "/v1/completions", {**wish, **extra})
@@ -132,10 +141,8 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(tmp_path):
                 assert error["code"] == "queue_full"
                 assert "2" in error["message"]
                 assert "--max-num-queued-reqs" in error["message"]
-            texts = [one.result()["choices"][0]["text"] for one in taken]
-        assert len(set(texts)) == 1
         until(stack.is_idle, "idle")
-        assert complete(stack, **wish)["choices"][0]["text"] == texts[0]
+        assert complete(stack, **{**wish, "max_tokens": 3})["usage"]["completion_tokens"] == 3
     finally:
         stack.stop()
 
@@ -150,31 +157,5 @@ def test_a_list_of_prompts_that_the_queue_cannot_take_leaves_nothing_behind(tmp_
         assert post(stack, "/v1/completions", wish)[0] == 429
         until(stack.is_idle, "idle")
         assert len(complete(stack, prompt=["x"] * 3, max_tokens=2)["choices"]) == 3
-    finally:
-        stack.stop()
-
-
-def test_keys_guard_everything_but_health_and_stay_secret(tmp_path):
-    stack = start(
-        tmp_path, "--model", "toy", "--max-model-len", "256",
-        "--api-key", "alpha-secret", "--api-key", "beta-secret",
-    )  # fmt: skip
-    try:
-        wish = {"prompt": "x", "max_tokens": 3}
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "alpha-secret"}):
-            status, told, text = post(stack, "/v1/completions", wish, headers)
-            assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")
-            assert told["WWW-Authenticate"].startswith("Bearer")
-        for key in ("alpha-secret", "beta-secret"):
-            headers = {"Authorization": f"Bearer {key}"}
-            assert post(stack, "/v1/completions", wish, headers)[0] == 200
-        for path in ("/v1/models", "/version", "/metrics", "/openapi.json"):
-            assert fetch(stack.url + path)[0] == 401, path
-        for path in ("/health", "/health/ready", "/health/live"):
-            assert fetch(stack.url + path)[0] == 200, path
-        lines = [child.cmdline() for child in psutil.Process(stack.process.pid).children(True)]
-        assert lines
-        assert not any("secret" in word for line in lines for word in line)
-        assert "secret" not in stack.log.read_text()
     finally:
         stack.stop()
