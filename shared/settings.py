@@ -151,7 +151,9 @@ class SchedulerSettings(CommonSettings):
     prefix_caching_hash_algo: Literal["sha256"] = Field(
         "sha256", description="what tells blocks of equal tokens apart from others"
     )
-    plans_in_flight: Literal[1, 2] = Field(1, description="steps sent ahead of their results")
+    plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
+        1, description="steps sent ahead of their results, 1 or 2"
+    )
     metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
