@@ -6,7 +6,15 @@ Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, keys 
 import torch
 from torch import Tensor
 
-from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
+from kernels.interface import (
+    DecoderStep,
+    DecoderWeights,
+    Linear,
+    PackedBatch,
+    PoolSpec,
+    Vocabulary,
+)
+from shared.geometry import ModelShape
 
 KEYS, VALUES = 0, 1
 
@@ -105,6 +113,12 @@ class ReferenceKernels:
         """Copy whole blocks, one after the other."""
         for from_block, to_block in pairs.tolist():
             destination[to_block] = source[from_block]
+
+    def decoder_step(
+        self, shape: ModelShape, weights: DecoderWeights, eps: float, scale: float
+    ) -> DecoderStep | None:
+        """There is none."""
+        return None
 
 
 class PlainLinear:

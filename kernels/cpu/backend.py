@@ -17,7 +17,15 @@ from kernels.cpu.linear import pack_linear, pack_vocabulary
 from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.plan import AttentionPlan
 from kernels.cpu.threads import num_threads, the_team
-from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
+from kernels.interface import (
+    DecoderStep,
+    DecoderWeights,
+    Linear,
+    PackedBatch,
+    PoolSpec,
+    Vocabulary,
+)
+from shared.geometry import ModelShape
 
 KEYS, VALUES = 0, 1
 PARALLEL_ELEMENTS = 16_384
@@ -134,6 +142,12 @@ class CpuKernels:
         """Copy whole blocks, each one run of memory."""
         for from_block, to_block in pairs.tolist():
             destination[to_block].copy_(source[from_block])
+
+    def decoder_step(
+        self, shape: ModelShape, weights: DecoderWeights, eps: float, scale: float
+    ) -> DecoderStep | None:
+        """There is none."""
+        return None
 
     def _share(self, name: str, block: ctypes.Array[ctypes.c_int64], rows: int, width: int) -> None:
         """Run a row-wise body over `rows` rows, on several threads where that pays."""

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.interface import Kernels, PackedBatch, PoolSpec
+from kernels.interface import DecoderWeights, Kernels, PackedBatch, PoolSpec
 from services.executor.model.config import LlamaConfig
-from services.executor.model.layers import DecoderWeights, rotary_rows
+from services.executor.model.layers import rotary_rows
 
 
 class Llama:
@@ -20,6 +20,7 @@ class Llama:
         self._kernels = kernels
         self._eps = config.rms_norm_eps
         self._scale = config.head_dim**-0.5
+        self._step = kernels.decoder_step(self.shape, weights, self._eps, self._scale)
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool in the back end's layout; its memory is not touched before it is written."""
@@ -34,6 +35,8 @@ class Llama:
 
         Returns: [num_logits, vocab_size] float32, one row per entry of `batch.logit_tokens`.
         """
+        if self._step is not None:
+            return self._step(pool, batch)
         kernels, weights, eps = self._kernels, self._weights, self._eps
         rotary = rotary_rows(batch.positions, weights.inverse_frequencies)
         residual = weights.embedding.embed(batch.token_ids)

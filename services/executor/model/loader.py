@@ -9,11 +9,11 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.interface import Kernels, Linear, Vocabulary
+from kernels.interface import DecoderLayer, DecoderWeights, Kernels, Linear, Vocabulary
 from kernels.select import select_kernels
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
-from services.executor.model.layers import DecoderLayer, DecoderWeights, inverse_frequencies
+from services.executor.model.layers import inverse_frequencies
 from services.executor.model.llama import Llama
 from services.executor.model.safetensors_file import SafetensorsFolder
 from shared.errors import InvariantBroken, StartError
