@@ -4,6 +4,9 @@
 // it takes those first (its caches know them), then what is left of the others'. Nobody waits for a
 // member that is not there: a member that is kept off its core by another process takes nothing,
 // and the leader does its share. The leader waits only for chunks that somebody has begun.
+//
+// A follower keeps off the leader's core: on a busy machine Linux wakes it where the leader runs, and
+// then leaves both there.
 #pragma once
 
 #include <pthread.h>
@@ -45,6 +48,7 @@ class Team {
     int members() const { return members_.load(std::memory_order_relaxed); }
 
     void run(const Phase& phase) {
+        leader_cpu_.store(this_cpu(), std::memory_order_relaxed);
         const int64_t count = phase.num_chunks();
         if (count == 0) return;
         const int members = members_.load();
@@ -113,8 +117,35 @@ class Team {
         return false;
     }
 
+    static int this_cpu() {
+#if defined(__linux__)
+        return sched_getcpu();
+#else
+        return -1;
+#endif
+    }
+
+    // Go to the core that is `member` places after the leader's, if there are as many cores.
+    void keep_off(int leader_cpu, int member) const {
+#if defined(__linux__)
+        int cpus[CPU_SETSIZE], count = 0, leader = -1;
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &allowed_)) {
+                if (cpu == leader_cpu) leader = count;
+                cpus[count++] = cpu;
+            }
+        if (leader < 0 || members_.load() > count) return;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpus[(leader + member) % count], &one);
+        sched_setaffinity(0, sizeof one, &one);  // may be refused: then Linux knows better
+#endif
+    }
+
     void follow(int member) {
-        for (int spins = 0;;) {
+        for (int spins = 0, seen_cpu = -1;;) {
+            const int leader_cpu = leader_cpu_.load(std::memory_order_relaxed);
+            if (leader_cpu != seen_cpu) keep_off(seen_cpu = leader_cpu, member);
             if (member < members_.load(std::memory_order_relaxed) && work(member)) {
                 spins = 0;
             } else if (++spins < SPINS) {
@@ -158,6 +189,15 @@ class Team {
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<int> members_{1};
     std::atomic<int> sleepers_{0};
+    std::atomic<int> leader_cpu_{-1};
+#if defined(__linux__)
+    const cpu_set_t allowed_ = [] {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        sched_getaffinity(0, sizeof set, &set);
+        return set;
+    }();
+#endif
     const Phase* phase_ = nullptr;
     uint64_t sequence_ = 0;
     int64_t target_ = 0;
