@@ -143,7 +143,7 @@ struct Attention : Phase {
 
     int64_t num_chunks() const override { return num_items; }
 
-    void run(int64_t chunk, int member, bool) const override {
+    void run(int64_t chunk, int member, bool is_last_of_share) const override {
         const Item item = items[chunk];
         const Scratch mine(heads, scratch + member * scratch_bytes);
         const int64_t group = heads.group(), padded = heads.padded(), D = heads.head_dim;
@@ -154,7 +154,11 @@ struct Attention : Phase {
         for (int segment = item.first_segment; segment < item.end_segment; segment++) {
             const int start = segment * SEGMENT;
             const int count = std::min(SEGMENT, seen(item, (int)item.num_queries - 1) - start);
-            const Places at = places(item, mine, start, count);
+            Places at = places(item, mine, start, count);
+            if (segment + 1 < item.end_segment)
+                look_ahead(at, item, start + SEGMENT);
+            else if (!is_last_of_share)
+                look_ahead(at, items[chunk + 1], items[chunk + 1].first_segment * SEGMENT);
             if (rows <= MOST_ROWS<E, 4>)
                 score<4>(mine, at, rows);
             else
@@ -231,6 +235,8 @@ struct Attention : Phase {
 
     struct Places {  // of a segment's groups of LANES tokens
         const E *keys[SEGMENT / LANES], *values[SEGMENT / LANES];
+        const E* soon[SEGMENT / LANES];  // keys wanted after this segment
+        const E* const* next = nullptr;  // `soon`, if there are any
         int64_t key_step;
         int groups;
     };
@@ -271,6 +277,19 @@ struct Attention : Phase {
         return at;
     }
 
+    // The keys from token `start` on are wanted soon.
+    void look_ahead(Places& at, const Item& item, int start) const {
+        if (pool.block_size % LANES) return;
+        const int32_t* table = batch.tables + item.row * batch.table_stride;
+        const int last = batch.context_lengths[item.row] - 1;
+        for (int g = 0; g < at.groups; g++) {
+            const int64_t token = std::min(start + g * LANES, last);
+            at.soon[g] = tile_of<E>(pool, layer, table[token / pool.block_size], item.head) +
+                         token % pool.block_size / LANES * LANES * heads.head_dim;
+        }
+        at.next = at.soon;
+    }
+
     void gather(const int32_t* table, int64_t head, const Scratch& mine, int start,
                 int count) const {
         const int64_t D = heads.head_dim, size = pool.block_size, pair = value_pair<E>(size);
@@ -292,12 +311,15 @@ struct Attention : Phase {
         const int64_t D = heads.head_dim;
         const int at_once = even_rows(rows, MOST_ROWS<E, TILES>);
         for (int g = 0; g < at.groups; g += TILES) {
-            const E* tiles[TILES];
-            for (int t = 0; t < TILES; t++) tiles[t] = at.keys[std::min(g + t, at.groups - 1)];
+            const E *tiles[TILES], *soon[TILES];
+            for (int t = 0; t < TILES; t++) {
+                tiles[t] = at.keys[std::min(g + t, at.groups - 1)];
+                soon[t] = at.values[std::min(g + t, at.groups - 1)];
+            }
             for (int r = 0; r < rows; r += at_once) {
                 const int count = std::min(at_once, rows - r);
                 tiles_kernel<E, TILES>(count)(mine.queries + r * D, D, tiles, at.key_step,
-                                              (int)(D / PAIR<E>), nullptr,
+                                              (int)(D / PAIR<E>), r == 0 ? soon : nullptr,
                                               mine.scores + r * SEGMENT + g * LANES, SEGMENT);
             }
         }
@@ -340,7 +362,8 @@ struct Attention : Phase {
             const int count = std::min(at_once, rows - r);
             groups_kernel<E, TILES>(count)(mine.weights + r * SEGMENT, SEGMENT, at.values,
                                            at.groups, column, heads.head_dim * PAIR<E>,
-                                           LANES / PAIR<E>, mine.made + r * padded, padded);
+                                           LANES / PAIR<E>, r == 0 ? at.next : nullptr,
+                                           mine.made + r * padded, padded);
         }
     }
 

@@ -56,18 +56,25 @@ void multiply_tiles(const E* a, int64_t a_stride, const E* const* tiles, int64_t
 }
 
 // out[row][column] = rows of `a` times groups of `steps` inputs, one after the other in `groups`;
-// each group holds all its columns side by side.
+// each group holds all its columns side by side. While it works on a group it asks memory for the
+// lines from `next[group]` on, as many as it reads, if there are any.
 template <class E, int ROWS, int TILES>
 void multiply_groups(const E* a, int64_t a_stride, const E* const* groups, int num_groups,
-                     int64_t column, int64_t step, int steps, float* out, int64_t out_stride) {
+                     int64_t column, int64_t step, int steps, const E* const* next, float* out,
+                     int64_t out_stride) {
     Floats sums[ROWS][TILES];
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int t = 0; t < TILES; t++) sums[r][t] = zeros();
     for (int g = 0; g < num_groups; g++, a += steps * PAIR<E>) {
-        const E* tiles[TILES];
-        UNROLL for (int t = 0; t < TILES; t++)
+        const E *tiles[TILES], *soon[TILES];
+        UNROLL for (int t = 0; t < TILES; t++) {
             tiles[t] = groups[g] + (column + t * LANES) * PAIR<E>;
-        multiply<E, ROWS, TILES>(a, a_stride, tiles, step, steps, tiles, false, sums);
+            soon[t] = next ? next[g] + (column + t * LANES) * PAIR<E> : nullptr;
+        }
+        if (next)
+            multiply<E, ROWS, TILES>(a, a_stride, tiles, step, steps, soon, true, sums);
+        else
+            multiply<E, ROWS, TILES>(a, a_stride, tiles, step, steps, soon, false, sums);
     }
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int t = 0; t < TILES; t++)
@@ -80,7 +87,7 @@ using TilesKernel = void (*)(const E*, int64_t, const E* const*, int64_t, int, c
                              float*, int64_t);
 template <class E>
 using GroupsKernel = void (*)(const E*, int64_t, const E* const*, int, int64_t, int64_t, int,
-                              float*, int64_t);
+                              const E* const*, float*, int64_t);
 
 template <class E, int TILES, int... R>
 INLINE TilesKernel<E> tiles_kernel(int rows, std::integer_sequence<int, R...>) {
