@@ -22,6 +22,11 @@ class Llama:
         self._scale = config.head_dim**-0.5
         self._step = kernels.decoder_step(self.shape, weights, self._eps, self._scale)
 
+    @property
+    def is_one_step(self) -> bool:
+        """True if the back end computes a whole step in one call."""
+        return self._step is not None
+
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool in the back end's layout; its memory is not touched before it is written."""
         device = self._weights.final_norm.device
