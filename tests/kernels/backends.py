@@ -1,4 +1,4 @@
-"""Every CPU back end that can run here: native code for this CPU and for a lesser one, and numba."""
+"""Every CPU back end that can run here: native for this CPU and for a lesser one, and numba."""
 
 from collections.abc import Callable
 from functools import cache

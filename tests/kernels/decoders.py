@@ -27,7 +27,7 @@ class Sizes:
     longest: int = 16_384
 
 
-def random_decoder(kernels: Kernels, sizes: Sizes = Sizes()) -> Llama:  # noqa: B008 - frozen
+def random_decoder(kernels: Kernels, sizes: Sizes = Sizes()) -> Llama:
     """The same weights for every back end of a dtype."""
     config = LlamaConfig(
         model_type="llama", hidden_size=sizes.hidden, intermediate_size=sizes.inner,

@@ -153,9 +153,7 @@ class Packed:
             padded = torch.zeros(outputs + 2 * native.splitflap_lanes())
             padded[:outputs] = bias
         address = None if padded is None else padded.data_ptr()
-        return cls(
-            library.Matrix(tiles.data_ptr(), address, outputs, inputs), tiles, padded, dtype
-        )
+        return cls(library.Matrix(tiles.data_ptr(), address, outputs, inputs), tiles, padded, dtype)
 
     def multiply(self, native: ctypes.CDLL, x: Tensor, dtype: torch.dtype) -> Tensor:
         """[rows, inputs] -> [rows, outputs] of `dtype`."""
