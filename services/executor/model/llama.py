@@ -12,6 +12,7 @@ class Llama:
     """A decoder of the Llama family. The residual stream is float32, whatever the dtype."""
 
     def __init__(self, config: LlamaConfig, weights: DecoderWeights, kernels: Kernels) -> None:
+        self.config = config
         self.shape = config.shape
         self.eos_token_ids = config.eos_token_ids
         self.kv_dtype = str(kernels.dtype).removeprefix("torch.")
