@@ -21,6 +21,12 @@ template <class E, int ROWS, int TILES>
 INLINE void multiply(const E* a, int64_t a_stride, const E* const (&tiles)[TILES], int64_t step,
                      int steps, const E* const (&next)[TILES], bool fetches,
                      Floats (&sums)[ROWS][TILES]) {
+    // A pointer for three rows: a pointer each would be more than there are registers.
+    const E* thirds[(ROWS + 2) / 3];
+    UNROLL for (int i = 0; i < (ROWS + 2) / 3; i++) {
+        thirds[i] = a + 3 * i * a_stride;
+        asm("" : "+r"(thirds[i]));  // the compiler would make it pointers again
+    }
     for (int k = 0; k < steps; k++) {
         Floats weights[TILES];
         UNROLL for (int t = 0; t < TILES; t++) {
@@ -28,7 +34,7 @@ INLINE void multiply(const E* a, int64_t a_stride, const E* const (&tiles)[TILES
             if (fetches) __builtin_prefetch(next[t] + k * step, 0, 2);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
-            const Floats inputs = spread(a + r * a_stride + k * PAIR<E>);
+            const Floats inputs = spread(thirds[r / 3] + r % 3 * a_stride + k * PAIR<E>);
             UNROLL for (int t = 0; t < TILES; t++)
                 sums[r][t] = dot<E>(sums[r][t], inputs, weights[t]);
         }
