@@ -4,10 +4,10 @@
 
 A case is ROWSxCONTEXT (every row decodes one token) or pCONTEXT (one prompt in one piece). Back
 ends take turns, one step each, with rests between, so that whatever else the machine does hits all
-of them; the bandwidth and the peak are measured between the same steps. The floor is the larger of
-(bytes of weights and cache / bandwidth) and (products / peak); both are the best of the run.
+of them; the bandwidth and the peak are measured between the same steps. A round's floor is the
+larger of (bytes of weights and cache / its bandwidth) and (products / its peak).
 
-Floor, prediction and result: docs/decisions/0012-the-whole-step-in-native-code.md.
+Floor, prediction and result: docs/decisions/0002-the-whole-step-in-native-code.md.
 """
 
 import argparse
@@ -106,31 +106,54 @@ class Limits:
         self.bandwidths: list[float] = []
         self.peaks: list[float] = []
 
-    def measure(self) -> None:
-        """One more of each."""
-        read = self._native.bytes_per_s(self._memory.data_ptr(), READ_BYTES, self._threads)
+    def floor_s(self, num_bytes: float, products: float) -> float:
+        """Measure both, the better of two each, and say how long so much work must take."""
+        address = self._memory.data_ptr()
+        read = max(self._native.bytes_per_s(address, READ_BYTES, self._threads) for _ in range(2))
+        peak = max(self._native.flops_per_s(self._is_bf16, self._threads) for _ in range(2))
         self.bandwidths.append(read)
-        self.peaks.append(self._native.flops_per_s(self._is_bf16, self._threads))
+        self.peaks.append(peak)
+        return max(num_bytes / read, products / peak)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one case: each round's floor, and the median step of each model in it."""
+
+    floors: list[float]
+    steps: dict[str, list[float]]
+
+    def line(self, name: str) -> str:
+        """One model's result."""
+        steps = self.steps[name]
+        ratios = [step / floor for step, floor in zip(steps, self.floors, strict=True)]
+        return (
+            f"{name}: {statistics.median(steps) * 1e3:6.1f} (best {min(steps) * 1e3:6.1f}), "
+            f"{statistics.median(ratios):.2f} x floor"
+        )
 
 
 def time_case(
-    models: dict[str, Llama], case: Case, repeats: int, limits: Limits
-) -> dict[str, list[float]]:
-    """Seconds of each step of each model."""
+    models: dict[str, Llama], case: Case, repeats: int, limits: Limits, work: tuple[float, float]
+) -> Times:
+    """Rounds in which every model has its turn."""
     num_blocks, batch = case.batch()
     pools = {name: model.allocate_pool(num_blocks, BLOCK_SIZE) for name, model in models.items()}
-    times: dict[str, list[float]] = {name: [] for name in models}
     for name, model in models.items():
         pools[name].zero_()
         model.forward(pools[name], batch)
+    times = Times([], {name: [] for name in models})
     for _ in range(repeats):
-        limits.measure()
+        time.sleep(REST_S)
+        times.floors.append(limits.floor_s(*work))
         for name, model in models.items():
             time.sleep(REST_S)
+            steps = []
             for _ in range(3 if case.new == 1 else 1):
                 started = time.perf_counter()
                 model.forward(pools[name], batch)
-                times[name].append(time.perf_counter() - started)
+                steps.append(time.perf_counter() - started)
+            times.steps[name].append(statistics.median(steps))
     return times
 
 
@@ -154,28 +177,20 @@ def main() -> None:
     first = next(iter(models.values()))
     weights = sum(torch.Size(s).numel() for s in expected_shapes(first.config).values())
     limits = Limits(dtype, options.threads)
-    cases = [Case.of(text) for text in options.cases.split(",")]
-    measured = [time_case(models, case, options.repeats, limits) for case in cases]
-    bandwidth, peak = max(limits.bandwidths), max(limits.peaks)
-    print(f"{source.name}, {options.dtype}, {options.threads} threads")
-    for what, values, unit in (("read", limits.bandwidths, "GB/s"), ("peak", limits.peaks, "G/s")):
-        print(
-            f"{what}: best {max(values) / 1e9:.0f} {unit}, median {statistics.median(values) / 1e9:.0f}"
-        )
-    for case, times in zip(cases, measured, strict=True):
-        num_bytes, products = case.work(first, weights, dtype.itemsize)
-        floor = max(num_bytes / bandwidth, products / peak)
-        told = [f"{case.name:14s} floor {floor * 1e3:6.1f} ms"]
-        for name, values in times.items():
-            median, best = statistics.median(values), min(values)
-            told.append(
-                f"{name}: {median * 1e3:6.1f} (best {best * 1e3:6.1f}, {best / floor:.2f} x floor)"
-            )
-        names = list(times)
-        if len(names) == 2:
-            ratios = [b / a for a, b in zip(times[names[0]], times[names[1]], strict=True)]
-            told.append(f"median ratio {statistics.median(ratios):.2f}")
+    print(f"{source.name}, {options.dtype}, {options.threads} threads; ms, medians of rounds")
+    for case in map(Case.of, options.cases.split(",")):
+        work = case.work(first, weights, dtype.itemsize)
+        times = time_case(models, case, options.repeats, limits, work)
+        told = [f"{case.name:14s} floor {statistics.median(times.floors) * 1e3:6.1f}"]
+        told += [times.line(name) for name in models]
+        if len(models) == 2:
+            ours, theirs = times.steps.values()
+            ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+            told.append(f"{statistics.median(ratios):.2f} times as fast")
         print(" | ".join(told), flush=True)
+    for what, values in (("read GB/s", limits.bandwidths), ("peak GFLOP/s", limits.peaks)):
+        best, middle = max(values) / 1e9, statistics.median(values) / 1e9
+        print(f"{what}: median {middle:.0f}, best {best:.0f}")
 
 
 if __name__ == "__main__":
