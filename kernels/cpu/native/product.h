@@ -23,14 +23,19 @@ INLINE int64_t num_tiles(int64_t outputs) { return round_up(outputs, 2 * LANES) 
 
 template <class E>
 void pack_tiles(const E* weight, int64_t outputs, int64_t inputs, E* tiles) {
-    for (int64_t tile = 0; tile < num_tiles(outputs); tile++)
+    for (int64_t first = 0; first < num_tiles(outputs) * LANES; first += LANES) {
+        const bool is_whole = first + LANES <= outputs && inputs % PAIR<E> == 0;
         for (int64_t k = 0; k < round_up(inputs, PAIR<E>); k += PAIR<E>)
-            for (int64_t lane = 0; lane < LANES; lane++)
-                for (int i = 0; i < PAIR<E>; i++) {
-                    const int64_t output = tile * LANES + lane;
-                    const bool is_there = output < outputs && k + i < inputs;
-                    *tiles++ = is_there ? weight[output * inputs + k + i] : E{};
+            for (int64_t output = first; output < first + LANES; output++, tiles += PAIR<E>) {
+                const E* from = weight + output * inputs + k;
+                if (is_whole) {
+                    memcpy(tiles, from, 4);
+                    continue;
                 }
+                for (int i = 0; i < PAIR<E>; i++)
+                    tiles[i] = output < outputs && k + i < inputs ? from[i] : E{};
+            }
+    }
 }
 
 // One output's weights, as they were before they were packed.
