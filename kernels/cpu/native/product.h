@@ -90,6 +90,7 @@ struct Product : Phase {
     bool next_is_gated = false;
 
     static constexpr int MOST = MOST_ROWS<E, 2>;
+    static constexpr int64_t UNFETCHED_ROWS = 3;  // so few, and the CPU looks ahead better itself
     static constexpr int64_t CACHED_BYTES = 384 * 1024;
 
     int64_t rows_at_once() const {
@@ -130,7 +131,8 @@ struct Product : Phase {
                 tiles_of(*next, next_is_gated, next_unit(member), soon);
             else
                 fetched = nullptr;
-            run_unit(unit, tiles, fetched, first_row, end_row);
+            const bool is_left_alone = rows <= UNFETCHED_ROWS && !(unit + 1 == end && is_last_of_share);
+            run_unit(unit, tiles, is_left_alone ? nullptr : fetched, first_row, end_row);
         }
     }
 
