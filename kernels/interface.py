@@ -146,6 +146,43 @@ class Kernels(Protocol):
                 is both source and destination, none is destination twice.
         """
 
+    def decoder_step(
+        self, shape: ModelShape, weights: "DecoderWeights", eps: float, scale: float
+    ) -> "DecoderStep | None":
+        """The whole step of a model of this form, or None: then it is put together from the above.
+
+        Args:
+            weights: all packed by this back end.
+            eps: of the norms.
+            scale: of attention, usually 1/sqrt(head_dim).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights; q, k, v are one matrix, and so are gate and up."""
+
+    input_norm: Tensor
+    qkv: Linear
+    output: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A whole model's weights, packed by its back end; a tied head is the embedding itself.
+
+    Norms are float32; `inverse_frequencies` [head_dim / 2] float32 are radians per position.
+    """
+
+    embedding: Vocabulary
+    layers: tuple[DecoderLayer, ...]
+    final_norm: Tensor
+    head: Vocabulary
+    inverse_frequencies: Tensor
+
 
 class DecoderStep(Protocol):
     """A whole decoder step in one call, where a back end has one; owns its packed weights."""

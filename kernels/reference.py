@@ -8,7 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
+from kernels.interface import (
+    DecoderStep,
+    DecoderWeights,
+    Linear,
+    PackedBatch,
+    PoolSpec,
+    Vocabulary,
+)
+from shared.geometry import ModelShape
 
 KEYS, VALUES = 0, 1
 
@@ -112,6 +120,12 @@ class ReferenceKernels:
         """Copy whole blocks, one after the other."""
         for from_block, to_block in pairs.tolist():
             destination[to_block] = source[from_block]
+
+    def decoder_step(
+        self, shape: ModelShape, weights: DecoderWeights, eps: float, scale: float
+    ) -> DecoderStep | None:
+        """There is none."""
+        return None
 
 
 class PlainLinear:

@@ -4,8 +4,13 @@ import torch
 
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.features import has_fast_bf16
+from kernels.cpu.native.backend import NativeKernels
+from kernels.cpu.native.build import NotBuilt
 from kernels.interface import Kernels
 from shared.errors import StartError
+from shared.logs import get_logger
+
+log = get_logger("kernels")
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
 
@@ -22,6 +27,10 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
             f"--dtype {str(dtype).removeprefix('torch.')}: the CPU computes in bfloat16 or "
             "float32; choose one of them, or auto"
         )
+    try:
+        return NativeKernels(dtype)
+    except NotBuilt as reason:
+        log.warning("native_kernels_unavailable", why=str(reason), instead="numba's machine code")
     return CpuKernels(dtype)
 
 

@@ -14,10 +14,18 @@ from torch import Tensor
 from kernels.cpu import arguments as words
 from kernels.cpu.code import bodies, kind_of
 from kernels.cpu.linear import pack_linear, pack_vocabulary
-from kernels.cpu.memory import advise_huge_pages
+from kernels.cpu.memory import advise_huge_pages, check_copy
 from kernels.cpu.plan import AttentionPlan
 from kernels.cpu.threads import num_threads, the_team
-from kernels.interface import Linear, PackedBatch, PoolSpec, Vocabulary
+from kernels.interface import (
+    DecoderStep,
+    DecoderWeights,
+    Linear,
+    PackedBatch,
+    PoolSpec,
+    Vocabulary,
+)
+from shared.geometry import ModelShape
 
 KEYS, VALUES = 0, 1
 PARALLEL_ELEMENTS = 16_384
@@ -146,7 +154,7 @@ class CpuKernels:
         """
         if not len(pairs):
             return
-        _check_copy(source, destination, pairs)
+        check_copy(source, destination, pairs)
         block_bytes = source.stride(0) * source.itemsize
         pieces = -(-block_bytes // PIECE_BYTES)
         block = self._copy
@@ -162,6 +170,12 @@ class CpuKernels:
         threads = num_threads() if len(pairs) * block_bytes > PIECE_BYTES else 1
         self._team.run(self._copy_body, ctypes.addressof(block), threads)
 
+    def decoder_step(
+        self, shape: ModelShape, weights: DecoderWeights, eps: float, scale: float
+    ) -> DecoderStep | None:
+        """There is none."""
+        return None
+
     def _share(self, name: str, block: ctypes.Array[ctypes.c_int64], rows: int, width: int) -> None:
         """Run a row-wise body over `rows` rows, on several threads where that pays."""
         block[words.NEXT] = 0
@@ -172,22 +186,3 @@ class CpuKernels:
             body.run_here(ctypes.addressof(block))
         else:
             self._team.run(body, ctypes.addressof(block), num_threads())
-
-
-def _check_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """What compiled code cannot check for itself."""
-    if source.shape[1:] != destination.shape[1:] or source.dtype != destination.dtype:
-        raise ValueError(
-            f"a block of {source.dtype} {tuple(source.shape[1:])} is none of "
-            f"{destination.dtype} {tuple(destination.shape[1:])}"
-        )
-    if not (source.is_contiguous() and destination.is_contiguous() and pairs.is_contiguous()):
-        raise ValueError("pools and pairs must be contiguous")
-    if pairs.dtype != torch.int64 or pairs.shape[1:] != (2,):
-        raise ValueError(f"pairs are {pairs.dtype} {tuple(pairs.shape)}, not int64 [n, 2]")
-    low, high = pairs.amin(0).tolist(), pairs.amax(0).tolist()
-    for end, pool, first, last in zip(
-        ("source", "destination"), (source, destination), low, high, strict=True
-    ):
-        if first < 0 or last >= len(pool):
-            raise ValueError(f"{end} blocks {first}..{last} are not all in 0..{len(pool) - 1}")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.cpu.backend import CpuKernels
 from kernels.interface import Kernels
 from kernels.reference import ReferenceKernels
+from tests.kernels.backends import BACKENDS
 from tests.kernels.batches import HEADS_OF, Case, Drawn, dense_attention, draw, filled_pool
 
 MIXED = ((1, 1), (5, 5), (17, 1), (40, 3), (33, 33), (300, 1), (130, 7), (16, 16), (64, 1))
@@ -33,28 +33,36 @@ def test_the_reference_equals_dense_attention(block_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_a_mixed_batch_on_a_poisoned_pool(block_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mixed_batch_on_a_poisoned_pool(
+    block_size: int, dtype: torch.dtype, backend: str
+) -> None:
     drawn = draw(Case(MIXED, block_size, seed=block_size), dtype)
-    assert largest_error(CpuKernels(dtype), drawn) < TOLERANCE[dtype]
+    assert largest_error(BACKENDS[backend](dtype), drawn) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("heads", HEADS_OF)
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 80, 128])
-def test_any_heads_and_head_size(heads: str, head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_heads_and_head_size(
+    heads: str, head_dim: int, dtype: torch.dtype, backend: str
+) -> None:
     num, kv = HEADS_OF[heads]
     drawn = draw(Case(((3, 3), (50, 1), (29, 6)), 16, num, kv, head_dim), dtype)
-    assert largest_error(CpuKernels(dtype), drawn) < TOLERANCE[dtype]
+    assert largest_error(BACKENDS[backend](dtype), drawn) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 511, 513, 1500])
-def test_a_long_context_is_cut_and_merged(length: int) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_context_is_cut_and_merged(length: int, backend: str) -> None:
     drawn = draw(Case(((length, 1), (length, 2)), seed=length), torch.float32)
-    assert largest_error(CpuKernels(torch.float32), drawn) < TOLERANCE[torch.float32]
+    assert largest_error(BACKENDS[backend](torch.float32), drawn) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_batches(seed: int) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_batches(seed: int, backend: str) -> None:
     random = torch.Generator().manual_seed(seed)
 
     def number(low: int, high: int) -> int:
@@ -67,11 +75,12 @@ def test_random_batches(seed: int) -> None:
     case = Case(tuple(rows), BLOCK_SIZES[number(0, 5)], seed=seed)
     print(f"seed {seed}: {case}")
     for dtype, tolerance in TOLERANCE.items():
-        assert largest_error(CpuKernels(dtype), draw(case, dtype)) < tolerance
+        assert largest_error(BACKENDS[backend](dtype), draw(case, dtype)) < tolerance
 
 
-def test_rows_do_not_depend_on_their_batch_mates() -> None:
-    kernels, dtype = CpuKernels(torch.bfloat16), torch.bfloat16
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_do_not_depend_on_their_batch_mates(backend: str) -> None:
+    kernels, dtype = BACKENDS[backend](torch.bfloat16), torch.bfloat16
     drawn = draw(Case(((700, 1), (300, 1), (40, 40), (5, 1))), dtype)
     pool = filled_pool(kernels, drawn, 0)
     together = kernels.paged_attention(pool, 0, drawn.queries, drawn.batch, 0.125)
@@ -105,8 +114,9 @@ def one_row(drawn: Drawn, row: int) -> Drawn:
     )
 
 
-def test_the_same_on_one_thread_and_on_many() -> None:
-    kernels = CpuKernels(torch.float32)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_on_one_thread_and_on_many(backend: str) -> None:
+    kernels = BACKENDS[backend](torch.float32)
     drawn = draw(Case(MIXED), torch.float32)
     pool = filled_pool(kernels, drawn, 0)
     before = torch.get_num_threads()
@@ -121,8 +131,9 @@ def test_the_same_on_one_thread_and_on_many() -> None:
     assert torch.equal(answers[0], answers[2])
 
 
-def test_nan_in_a_query_stays_with_its_row() -> None:
-    kernels = CpuKernels(torch.bfloat16)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_in_a_query_stays_with_its_row(backend: str) -> None:
+    kernels = BACKENDS[backend](torch.bfloat16)
     drawn = draw(Case(((20, 1), (30, 1))), torch.bfloat16)
     pool = filled_pool(kernels, drawn, 0)
     drawn.queries[0] = float("nan")
@@ -131,15 +142,17 @@ def test_nan_in_a_query_stays_with_its_row() -> None:
     assert attended[1].isfinite().all()
 
 
-def test_scores_far_apart_do_not_overflow() -> None:
-    kernels = CpuKernels(torch.float32)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_far_apart_do_not_overflow(backend: str) -> None:
+    kernels = BACKENDS[backend](torch.float32)
     drawn = draw(Case(((300, 1), (300, 20))), torch.float32)
     drawn.queries.mul_(200.0)
     assert largest_error(kernels, drawn) < 1e-3
 
 
-def test_what_compiled_code_cannot_read_is_refused() -> None:
-    kernels = CpuKernels(torch.float32)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_compiled_code_cannot_read_is_refused(backend: str) -> None:
+    kernels = BACKENDS[backend](torch.float32)
     drawn = draw(Case(((20, 1),)), torch.float32)
     pool = filled_pool(kernels, drawn, 0)
     with pytest.raises(ValueError, match="do not divide"):

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from kernels.cpu.backend import PIECE_BYTES, CpuKernels
+from kernels.cpu.backend import PIECE_BYTES
+from kernels.interface import Kernels
+from tests.kernels.backends import BACKENDS
+
+
+@pytest.fixture(params=["native", "numba"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return BACKENDS[request.param](torch.float32)
 
 
 def random_bytes(num_blocks: int, block_bytes: int, offset: int, seed: int) -> torch.Tensor:
@@ -21,7 +28,7 @@ SIZES = [1, 16, 63, 64, 200, 384, 23_040, PIECE_BYTES, PIECE_BYTES + 8, 3 * PIEC
 @pytest.mark.parametrize("offsets", [(0, 0), (8, 0), (0, 8), (3, 5)])
 @pytest.mark.parametrize("block_bytes", SIZES)
 def test_every_byte_arrives_and_no_other_changes(
-    block_bytes: int, offsets: tuple[int, int], threads: int
+    kernels: Kernels, block_bytes: int, offsets: tuple[int, int], threads: int
 ) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -31,16 +38,16 @@ def test_every_byte_arrives_and_no_other_changes(
         pairs = torch.stack((torch.randperm(40)[:30], torch.randperm(50)[:30]), dim=1)
         expected = destination.clone()
         expected[pairs[:, 1]] = source[pairs[:, 0]]
-        CpuKernels(torch.float32).copy_blocks(source, destination, pairs)
+        kernels.copy_blocks(source, destination, pairs)
         assert torch.equal(destination, expected)
     finally:
         torch.set_num_threads(before)
 
 
-def test_no_pairs_copy_nothing() -> None:
+def test_no_pairs_copy_nothing(kernels: Kernels) -> None:
     pool = random_bytes(2, 64, 0, 1)
     before = pool.clone()
-    CpuKernels(torch.float32).copy_blocks(pool, pool, torch.empty(0, 2, dtype=torch.int64))
+    kernels.copy_blocks(pool, pool, torch.empty(0, 2, dtype=torch.int64))
     assert torch.equal(pool, before)
 
 
@@ -54,16 +61,18 @@ def test_no_pairs_copy_nothing() -> None:
         ([[0.0, 1.0]], "not int64 \\[n, 2\\]"),
     ],
 )
-def test_what_would_write_anywhere_is_refused(pairs: list[list[float]], why: str) -> None:
+def test_what_would_write_anywhere_is_refused(
+    kernels: Kernels, pairs: list[list[float]], why: str
+) -> None:
     source, destination = random_bytes(4, 64, 0, 1), random_bytes(6, 64, 0, 2)
     before = destination.clone()
     with pytest.raises(ValueError, match=why):
-        CpuKernels(torch.float32).copy_blocks(source, destination, torch.tensor(pairs))
+        kernels.copy_blocks(source, destination, torch.tensor(pairs))
     assert torch.equal(destination, before)
 
 
-def test_pools_that_differ_are_refused() -> None:
-    kernels, pairs = CpuKernels(torch.float32), torch.tensor([[0, 0]])
+def test_pools_that_differ_are_refused(kernels: Kernels) -> None:
+    pairs = torch.tensor([[0, 0]])
     pool = random_bytes(4, 64, 0, 1)
     with pytest.raises(ValueError, match=r"a block of torch.uint8 \(64,\) is none of"):
         kernels.copy_blocks(pool, random_bytes(4, 32, 0, 1), pairs)

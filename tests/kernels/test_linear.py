@@ -11,6 +11,7 @@ from kernels.cpu.linear import OneDnnLinear, onednn_packs, pack_linear, pack_voc
 from kernels.cpu.tiled import TiledLinear, TiledVocabulary
 from kernels.interface import Linear
 from kernels.reference import PlainLinear, PlainVocabulary
+from tests.kernels.backends import NATIVE
 
 CLOSE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 1e-2, "rtol": 1e-2}}
 FORMS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
@@ -18,6 +19,10 @@ FORMS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
     "oneDNN": OneDnnLinear,
     "plain": PlainLinear,
     "chosen": pack_linear,
+}
+FORMS |= {
+    name: (lambda weight, bias, make=make: make(weight.dtype).pack_linear(weight, bias))
+    for name, make in NATIVE.items()
 }
 WHOLE_TILES = ((960, 576), (64, 64), (48, 2), (576, 1536))
 ODD = ((100, 40), (172, 63), (344, 64), (7, 5))
@@ -51,6 +56,7 @@ def test_a_vocabulary_gives_rows_and_logits(dtype: torch.dtype) -> None:
     token_ids = torch.tensor([0, 111, 17, 17, 64])
     hidden = torch.randn(5, 64).to(dtype)
     made = [PlainVocabulary(weight), pack_vocabulary(weight.clone())]
+    made += [make(dtype).pack_vocabulary(weight.clone()) for make in NATIVE.values()]
     if has_tiles(dtype):
         made.append(TiledVocabulary(weight.clone()))
     for vocabulary in made:
@@ -70,10 +76,11 @@ def test_a_vocabulary_gives_rows_and_logits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
-def test_a_row_in_tiles_is_the_same_in_any_batch(dtype: torch.dtype) -> None:
-    if not has_tiles(dtype):
+@pytest.mark.parametrize("form", ["tiles", *NATIVE])
+def test_a_row_in_tiles_is_the_same_in_any_batch(form: str, dtype: torch.dtype) -> None:
+    if not is_here(form, dtype):
         return
-    linear = TiledLinear(torch.randn(80, 96).to(dtype), torch.randn(80).to(dtype))
+    linear = FORMS[form](torch.randn(80, 96).to(dtype), torch.randn(80).to(dtype))
     x = torch.randn(40, 96).to(dtype)
     together = linear(x)
     for rows in (1, 2, 5, 7, 12, 13, 25):

@@ -1,36 +1,11 @@
-"""The parts a Llama-family decoder is made of."""
+"""Rotary positions of the Llama family."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.interface import Linear, Vocabulary
 from services.executor.model.config import LlamaConfig, RopeScaling
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer's weights; q, k, v are one matrix, and so are gate and up."""
-
-    input_norm: Tensor
-    qkv: Linear
-    output: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """A whole model's weights, packed by its back end; a tied head is the embedding itself."""
-
-    embedding: Vocabulary
-    layers: tuple[DecoderLayer, ...]
-    final_norm: Tensor
-    head: Vocabulary
-    inverse_frequencies: Tensor
 
 
 def inverse_frequencies(config: LlamaConfig, divisors: Tensor | None = None) -> Tensor:

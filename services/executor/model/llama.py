@@ -3,15 +3,16 @@
 import torch
 from torch import Tensor
 
-from kernels.interface import Kernels, PackedBatch, PoolSpec
+from kernels.interface import DecoderWeights, Kernels, PackedBatch, PoolSpec
 from services.executor.model.config import LlamaConfig
-from services.executor.model.layers import DecoderWeights, rotary_rows
+from services.executor.model.layers import rotary_rows
 
 
 class Llama:
     """A decoder of the Llama family. The residual stream is float32, whatever the dtype."""
 
     def __init__(self, config: LlamaConfig, weights: DecoderWeights, kernels: Kernels) -> None:
+        self.config = config
         self.shape = config.shape
         self.eos_token_ids = config.eos_token_ids
         self.kv_dtype = str(kernels.dtype).removeprefix("torch.")
@@ -20,6 +21,12 @@ class Llama:
         self._kernels = kernels
         self._eps = config.rms_norm_eps
         self._scale = config.head_dim**-0.5
+        self._step = kernels.decoder_step(self.shape, weights, self._eps, self._scale)
+
+    @property
+    def is_one_step(self) -> bool:
+        """True if the back end computes a whole step in one call."""
+        return self._step is not None
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool in the back end's layout; its memory is not touched before it is written."""
@@ -39,6 +46,8 @@ class Llama:
 
         Returns: [num_logits, vocab_size] float32, one row per entry of `batch.logit_tokens`.
         """
+        if self._step is not None:
+            return self._step(pool, batch)
         kernels, weights, eps = self._kernels, self._weights, self._eps
         rotary = rotary_rows(batch.positions, weights.inverse_frequencies)
         residual = weights.embedding.embed(batch.token_ids)

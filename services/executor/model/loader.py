@@ -9,11 +9,11 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.interface import Kernels, Linear, Vocabulary
+from kernels.interface import DecoderLayer, DecoderWeights, Kernels, Linear, Vocabulary
 from kernels.select import select_kernels
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
-from services.executor.model.layers import DecoderLayer, DecoderWeights, inverse_frequencies
+from services.executor.model.layers import inverse_frequencies
 from services.executor.model.llama import Llama
 from services.executor.model.safetensors_file import SafetensorsFolder
 from shared.errors import InvariantBroken, StartError
@@ -50,11 +50,18 @@ def load_model(
 ) -> Llama:
     """Load the model of `source`; `progress` hears "loading weights 41 %".
 
-    Peak memory stays near the size of the weights in `dtype`: every tensor is converted by pieces
-    and packed before the next is read.
     Raises: StartError naming the file, tensor or field that is missing, wrong or not supported.
     """
-    kernels = select_kernels(device, dtype)
+    return load_onto(select_kernels(device, dtype), source, progress)
+
+
+def load_onto(kernels: Kernels, source: ModelSource, progress: Progress) -> Llama:
+    """Load the model of `source` onto a back end.
+
+    Peak memory stays near the size of the weights in its dtype: every tensor is converted by
+    pieces and packed before the next is read.
+    Raises: StartError as `load_model`.
+    """
     with ExitStack() as files:
         config, tensors = open_model(source, files)
         _check_shapes(tensors.shapes, expected_shapes(config), config.tied, str(source.path))

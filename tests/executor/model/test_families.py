@@ -14,14 +14,17 @@ from tests.executor.model.tiny import (
     reference_logits,
     write_gguf,
 )
+from tests.kernels.backends import BACKENDS
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(family: str, backend: str, tmp_path: Path) -> None:
     theirs = make(family, tmp_path)
-    ours = load(tmp_path)
+    ours = load(tmp_path, backend=backend)
+    assert ours.is_one_step == (backend != "numba" and family != "llama of odd width")
     prompts = random_prompts(ours.shape.vocab_size, 1, 7, 60, 100)
     expected = reference_logits(theirs, prompts)
     for block_size in (1, 5, 16):
@@ -43,10 +46,11 @@ def test_a_gguf_equals_the_folder_it_was_made_from(family: str, kind: str, tmp_p
     assert error < {"F32": 1e-6, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 0.1, "Q4_1": 0.9}[kind]
 
 
-def test_many_steps_equal_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_steps_equal_one(backend: str, tmp_path: Path) -> None:
     make("tied llama", tmp_path)
     for dtype in (torch.float32, torch.bfloat16):
-        model = load(tmp_path, dtype)
+        model = load(tmp_path, dtype, backend)
         prompts = random_prompts(128, 90, 33, 120)
         whole = [Teacher(model, prompts, 16).step([0, 1, 2], [90, 33, 120])]
         pieces = all_logits(model, prompts, block_size=16, decoded=20)

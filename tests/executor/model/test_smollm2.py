@@ -13,9 +13,10 @@ import transformers
 from torch import Tensor
 
 from services.executor.model.llama import Llama
-from services.executor.model.loader import load_model
+from services.executor.model.loader import load_model, load_onto
 from shared.model_source import DEFAULT_MODEL, find_model
 from tests.executor.model.teacher import Teacher
+from tests.kernels.backends import BACKENDS
 
 pytestmark = pytest.mark.model
 
@@ -48,10 +49,10 @@ def expected(reference: Any, prompts: list[list[int]]) -> list[Tensor]:
         return [reference(torch.tensor([ids])).logits[0] for ids in prompts]
 
 
-@pytest.fixture(scope="module")
-def ours() -> Llama:
-    source = find_model(DEFAULT_MODEL)
-    return load_model(source, torch.float32, torch.device("cpu"), lambda _: None)
+@pytest.fixture(scope="module", params=BACKENDS)
+def ours(request: pytest.FixtureRequest) -> Llama:
+    kernels = BACKENDS[request.param](torch.float32)
+    return load_onto(kernels, find_model(DEFAULT_MODEL), lambda _: None)
 
 
 def transformers_model() -> Any:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.executor.model.teacher import Teacher
 from tests.executor.model.tiny import load
+from tests.kernels.backends import BACKENDS
 
 DATA: Final = Path(__file__).parents[2] / "data"
 GOLDEN: Final = json.loads((DATA / "stories260K_golden.json").read_text(encoding="utf-8"))
@@ -72,10 +73,13 @@ def write_folder(source: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("block_size", [1, 7, 16])
-def test_greedy_tokens_are_the_golden_ones(stories: Path, block_size: int) -> None:
+def test_greedy_tokens_are_the_golden_ones(stories: Path, block_size: int, backend: str) -> None:
     cases = GOLDEN["cases"]
-    teacher = Teacher(load(stories), [case["prompt_ids"] for case in cases], block_size)
+    teacher = Teacher(
+        load(stories, backend=backend), [case["prompt_ids"] for case in cases], block_size
+    )
     made = teacher.greedy(min(64, *(len(case["greedy_ids"]) for case in cases)))
     for case, ids in zip(cases, made, strict=True):
         assert ids == case["greedy_ids"][: len(ids)], case["prompt"]

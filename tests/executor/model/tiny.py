@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from services.executor.model.llama import Llama
-from services.executor.model.loader import load_model
+from services.executor.model.loader import load_onto
 from shared.model_source import ModelSource
+from tests.kernels.backends import BACKENDS
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -55,10 +56,10 @@ def make(family: str, folder: Path, **changes: Any) -> Any:
     return model
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> Llama:
-    """Our model from a folder or a GGUF file."""
+def load(path: Path, dtype: torch.dtype = torch.float32, backend: str = "native") -> Llama:
+    """Our model from a folder or a GGUF file, on one of the back ends."""
     kind: Any = "folder" if path.is_dir() else "gguf"
-    return load_model(ModelSource("tiny", kind, path), dtype, torch.device("cpu"), lambda _: None)
+    return load_onto(BACKENDS[backend](dtype), ModelSource("tiny", kind, path), lambda _: None)
 
 
 def reference_logits(model: Any, prompts: list[list[int]]) -> list[Tensor]:

@@ -1,0 +1,329 @@
+"""The native CPU back end: products, attention and whole decoder steps in C++.
+
+Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size * head_dim]`; what a tile holds is in
+`attention.h`.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.memory import Arena, advise_huge_pages, check_copy
+from kernels.cpu.native import library
+from kernels.interface import (
+    DecoderStep,
+    DecoderWeights,
+    Linear,
+    PackedBatch,
+    PoolSpec,
+    Vocabulary,
+)
+from kernels.reference import rotate
+from shared.geometry import ModelShape
+
+_BEYOND: Final = 256
+"""Elements past a pool's end that a load of its last tile may touch."""
+
+_arena: Final = Arena()
+
+
+class NativeKernels:
+    """bfloat16 or float32 on a CPU, in C++."""
+
+    name = "native"
+
+    def __init__(self, dtype: torch.dtype, native: ctypes.CDLL | None = None) -> None:
+        """`native` is the library to use, this CPU's own if it is None.
+
+        Raises: NotBuilt if there is none.
+        """
+        self.dtype = dtype
+        self._native = library.native() if native is None else native
+        self._is_bf16 = int(dtype == torch.bfloat16)
+
+    def allocate_pool(self, spec: PoolSpec) -> Tensor:
+        """Memory for one pool, not touched."""
+        shape = (spec.num_blocks, spec.shape.num_layers, spec.shape.num_kv_heads, 2)
+        count = torch.Size(shape).numel() * spec.block_size * spec.shape.head_dim
+        memory = torch.empty(count + _BEYOND, dtype=spec.dtype)
+        advise_huge_pages(memory)
+        return memory[:count].view(*shape, spec.block_size * spec.shape.head_dim)
+
+    def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
+        """Another pool: all is main memory."""
+        return self.allocate_pool(spec)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """The weight in tiles."""
+        return NativeLinear(self._packed(weight, bias), self._native)
+
+    def pack_vocabulary(self, weight: Tensor) -> Vocabulary:
+        """The weight in tiles, of which rows can still be picked."""
+        return NativeVocabulary(self._packed(weight, None), self._native)
+
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> "Packed":
+        return Packed.of(self._native, self.dtype, weight, bias)
+
+    def write_kv(
+        self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor
+    ) -> None:
+        """Store keys and values at `slots`."""
+        keys, values, slots = keys.contiguous(), values.contiguous(), slots.contiguous()
+        _, kv_heads, head_dim = keys.shape
+        self._native.splitflap_write(
+            self._is_bf16, _pool(pool, head_dim), layer, kv_heads, head_dim, keys.data_ptr(),
+            values.data_ptr(), slots.data_ptr(), len(slots), torch.get_num_threads(),
+        )  # fmt: skip
+
+    def paged_attention(
+        self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
+    ) -> Tensor:
+        """Attend through the block table, threads taking rows and heads as they come free."""
+        _check(pool, queries, batch)
+        queries = queries.contiguous()
+        attended = torch.empty_like(queries)
+        _, heads, head_dim = queries.shape
+        outcome = self._native.splitflap_attend(
+            self._is_bf16, _pool(pool, head_dim), layer, _batch(batch), heads, pool.shape[2],
+            head_dim, scale, queries.data_ptr(), attended.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        _raise_if_failed(outcome, len(queries))
+        return attended
+
+    def add_rms_norm(
+        self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        """Add `delta` in place; x / sqrt(mean(x^2) + eps) * weight."""
+        if delta is not None:
+            residual += delta
+        mean_square = residual.pow(2).mean(-1, keepdim=True)
+        return (residual * torch.rsqrt(mean_square + eps) * weight).to(self.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+    def rotate_and_write(
+        self, pool: Tensor, layer: int, qkv: Tensor, rotary: Tensor, batch: PackedBatch
+    ) -> Tensor:
+        """Rotate queries and keys, store keys and values, return the queries."""
+        head_dim, kv_heads = rotary.shape[1], pool.shape[2]
+        heads = qkv.view(len(qkv), -1, head_dim)
+        num_queries = heads.shape[1] - 2 * kv_heads
+        queries, keys, values = torch.split(heads, [num_queries, kv_heads, kv_heads], dim=1)
+        self.write_kv(pool, layer, rotate(keys, rotary), values, batch.slots)
+        return rotate(queries, rotary)
+
+    def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+        """Copy whole blocks, each one run of memory; threads take pieces as they come free.
+
+        Raises: ValueError if the tensors are not what the library reads.
+        """
+        if not len(pairs):
+            return
+        check_copy(source, destination, pairs)
+        self._native.splitflap_copy(
+            source.data_ptr(), destination.data_ptr(), pairs.data_ptr(), len(pairs),
+            source.stride(0) * source.itemsize, torch.get_num_threads(),
+        )  # fmt: skip
+
+    def decoder_step(
+        self, shape: ModelShape, weights: DecoderWeights, eps: float, scale: float
+    ) -> DecoderStep | None:
+        """The whole step in one call; None if the activations are no whole number of tiles."""
+        inner = [_matrix(layer.down).inputs for layer in weights.layers]
+        if any(count % self._native.splitflap_lanes() for count in inner):
+            return None
+        return NativeStep(shape, weights, eps, scale, self._native, self._is_bf16)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight matrix in tiles, and the struct that points to them."""
+
+    matrix: library.Matrix
+    tiles: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, native: ctypes.CDLL, dtype: torch.dtype, weight: Tensor, bias: Tensor | None
+    ) -> "Packed":
+        """Pack `weight` [outputs, inputs] and `bias` [outputs]."""
+        outputs, inputs = weight.shape
+        is_bf16 = int(dtype == torch.bfloat16)
+        weight = weight.to(dtype).contiguous()
+        tiles = _arena.empty((native.splitflap_packed_size(is_bf16, outputs, inputs),), dtype)
+        native.splitflap_pack(is_bf16, weight.data_ptr(), outputs, inputs, tiles.data_ptr())
+        padded = None
+        if bias is not None:
+            padded = torch.zeros(outputs + 2 * native.splitflap_lanes())
+            padded[:outputs] = bias
+        address = None if padded is None else padded.data_ptr()
+        return cls(library.Matrix(tiles.data_ptr(), address, outputs, inputs), tiles, padded, dtype)
+
+    def multiply(self, native: ctypes.CDLL, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[rows, inputs] -> [rows, outputs] of `dtype`."""
+        is_bf16 = int(self.dtype == torch.bfloat16)
+        if is_bf16 and self.matrix.inputs % 2:
+            x = torch.nn.functional.pad(x, (0, 1))
+        x = x.contiguous()
+        y = torch.empty((len(x), self.matrix.outputs), dtype=dtype)
+        native.splitflap_multiply(
+            is_bf16, self.matrix, x.data_ptr(), len(x), y.data_ptr(), int(dtype == self.dtype),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+
+class NativeLinear:
+    """A linear layer."""
+
+    def __init__(self, packed: Packed, native: ctypes.CDLL) -> None:
+        self.packed = packed
+        self._native = native
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, out_features]."""
+        return self.packed.multiply(self._native, x, self.packed.dtype)
+
+
+class NativeVocabulary:
+    """Embeddings and head. Logits are not rounded to bfloat16: near ties stay apart."""
+
+    def __init__(self, packed: Packed, native: ctypes.CDLL) -> None:
+        self.packed = packed
+        self._native = native
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size] float32."""
+        matrix = self.packed.matrix
+        _check_ids(token_ids, matrix.outputs)
+        token_ids = token_ids.contiguous()
+        rows = torch.empty((len(token_ids), matrix.inputs))
+        is_bf16 = int(self.packed.dtype == torch.bfloat16)
+        self._native.splitflap_rows(
+            is_bf16, matrix, token_ids.data_ptr(), len(token_ids), rows.data_ptr()
+        )
+        return rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
+        return self.packed.multiply(self._native, hidden, torch.float32)
+
+
+class NativeStep:
+    """A whole decoder step in one call of the library."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: DecoderWeights,
+        eps: float,
+        scale: float,
+        native: ctypes.CDLL,
+        is_bf16: int,
+    ) -> None:
+        self._native = native
+        self._shape = shape
+        self._weights = weights  # keeps the memory that the structs point to
+        self._layers = (library.Layer * shape.num_layers)()
+        for struct, layer in zip(self._layers, weights.layers, strict=True):
+            struct.input_norm = layer.input_norm.data_ptr()
+            struct.post_norm = layer.post_norm.data_ptr()
+            struct.qkv, struct.output = _matrix(layer.qkv), _matrix(layer.output)
+            struct.gate_up, struct.down = _matrix(layer.gate_up), _matrix(layer.down)
+        self._decoder = library.Decoder(
+            is_bf16=is_bf16,
+            num_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            intermediate_size=_matrix(weights.layers[0].down).inputs,
+            vocab_size=shape.vocab_size,
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            eps=eps,
+            scale=scale,
+            layers=self._layers,
+            final_norm=weights.final_norm.data_ptr(),
+            frequencies=weights.inverse_frequencies.data_ptr(),
+            embedding=_matrix(weights.embedding),
+            head=_matrix(weights.head),
+        )
+
+    def __call__(self, pool: Tensor, batch: PackedBatch) -> Tensor:
+        """Write keys and values, attend, and return logits [num_logits, vocab_size] float32."""
+        _check_ids(batch.token_ids, self._shape.vocab_size)
+        _check_batch(batch)
+        logits = torch.empty((len(batch.logit_tokens), self._shape.vocab_size))
+        outcome = self._native.splitflap_step(
+            self._decoder, _pool(pool, self._shape.head_dim), _batch(batch), logits.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        _raise_if_failed(outcome, len(batch.token_ids))
+        return logits
+
+
+def _matrix(module: Linear | Vocabulary) -> library.Matrix:
+    """The struct of a matrix that this back end has packed."""
+    if not isinstance(module, NativeLinear | NativeVocabulary):
+        raise TypeError(f"{type(module).__name__} was packed by another back end")
+    return module.packed.matrix
+
+
+def _pool(pool: Tensor, head_dim: int) -> library.Pool:
+    blocks, layers, heads = pool.stride()[:3]
+    return library.Pool(pool.data_ptr(), blocks, layers, heads, pool.shape[4] // head_dim)
+
+
+def _batch(batch: PackedBatch) -> library.Batch:
+    return library.Batch(
+        batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(),
+        batch.row_starts.data_ptr(), batch.context_lengths.data_ptr(),
+        batch.block_tables.data_ptr(), batch.block_tables.stride(0), len(batch.context_lengths),
+        len(batch.token_ids), batch.logit_tokens.data_ptr(), len(batch.logit_tokens),
+    )  # fmt: skip
+
+
+def _check(pool: Tensor, queries: Tensor, batch: PackedBatch) -> None:
+    """What native code cannot check for itself. Raises: ValueError saying what is wrong."""
+    if queries.shape[1] % pool.shape[2]:
+        raise ValueError(
+            f"{pool.shape[2]} key-value heads do not divide {queries.shape[1]} query heads"
+        )
+    if queries.shape[2] % 8:
+        raise ValueError(f"head size {queries.shape[2]} is not a multiple of 8")
+    if queries.dtype != pool.dtype:
+        raise ValueError(f"queries are {queries.dtype}, the pool is {pool.dtype}")
+    _check_batch(batch)
+
+
+def _check_batch(batch: PackedBatch) -> None:
+    """Types and strides of a batch. Raises: ValueError naming the tensor that is wrong."""
+    for name in ("positions", "row_starts", "context_lengths", "block_tables"):
+        tensor: Tensor = getattr(batch, name)
+        if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:
+            raise ValueError(f"{name} must be int32 and contiguous")
+    for name in ("token_ids", "slots", "logit_tokens"):
+        tensor = getattr(batch, name)
+        if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be int64 and contiguous")
+
+
+def _check_ids(token_ids: Tensor, vocab_size: int) -> None:
+    if len(token_ids) == 0:
+        return
+    lowest, highest = token_ids.aminmax()
+    if lowest < 0 or highest >= vocab_size:
+        wrong = int(lowest if lowest < 0 else highest)
+        raise ValueError(f"token id {wrong} is outside the vocabulary of {vocab_size}")
+
+
+def _raise_if_failed(outcome: int, num_tokens: int) -> None:
+    if outcome != library.DONE:
+        raise MemoryError(f"no memory to work in for a step of {num_tokens} tokens")

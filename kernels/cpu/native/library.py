@@ -1,0 +1,116 @@
+"""The native library's structs and functions, as ctypes sees them; their meaning is in the headers.
+
+Pointers are addresses. Who builds a struct keeps the tensors behind it alive.
+"""
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
+from functools import cache
+from typing import ClassVar, Final
+
+from kernels.cpu.native.build import NotBuilt, library
+
+DONE, NO_MEMORY = 0, 1
+
+
+class Matrix(Structure):
+    """Weights in tiles."""
+
+    _fields_: ClassVar = [
+        ("tiles", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64),
+    ]  # fmt: skip
+
+
+class Pool(Structure):
+    """Where a pool's tiles lie; strides in elements."""
+
+    _fields_: ClassVar = [
+        ("memory", c_void_p), ("block_stride", c_int64), ("layer_stride", c_int64),
+        ("head_stride", c_int64), ("block_size", c_int64),
+    ]  # fmt: skip
+
+
+class Batch(Structure):
+    """A `PackedBatch`."""
+
+    _fields_: ClassVar = [
+        ("token_ids", c_void_p), ("positions", c_void_p), ("slots", c_void_p),
+        ("row_starts", c_void_p), ("context_lengths", c_void_p), ("tables", c_void_p),
+        ("table_stride", c_int64), ("num_rows", c_int64), ("num_tokens", c_int64),
+        ("logit_tokens", c_void_p), ("num_logits", c_int64),
+    ]  # fmt: skip
+
+
+class Layer(Structure):
+    """One decoder layer."""
+
+    _fields_: ClassVar = [
+        ("input_norm", c_void_p), ("post_norm", c_void_p),
+        ("qkv", Matrix), ("output", Matrix), ("gate_up", Matrix), ("down", Matrix),
+    ]  # fmt: skip
+
+
+class Decoder(Structure):
+    """A whole model."""
+
+    _fields_: ClassVar = [
+        ("is_bf16", c_int64), ("num_layers", c_int64), ("hidden_size", c_int64),
+        ("intermediate_size", c_int64), ("vocab_size", c_int64), ("heads", c_int64),
+        ("kv_heads", c_int64), ("head_dim", c_int64), ("eps", c_double), ("scale", c_double),
+        ("layers", POINTER(Layer)), ("final_norm", c_void_p), ("frequencies", c_void_p),
+        ("embedding", Matrix), ("head", Matrix),
+    ]  # fmt: skip
+
+
+_SIZES: Final = sum(
+    ctypes.sizeof(kind) * factor
+    for kind, factor in (
+        (Matrix, 1), (Pool, 100), (Batch, 10_000), (Layer, 1_000_000), (Decoder, 100_000_000),
+    )
+)  # fmt: skip
+
+_FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
+    "splitflap_abi": (c_int64, []),
+    "splitflap_lanes": (c_int, []),
+    "splitflap_dots_bf16": (c_int, []),
+    "splitflap_packed_size": (c_int64, [c_int64] * 3),
+    "splitflap_pack": (None, [c_int64, c_void_p, c_int64, c_int64, c_void_p]),
+    "splitflap_step": (
+        c_int, [POINTER(Decoder), POINTER(Pool), POINTER(Batch), c_void_p, c_int],
+    ),
+    "splitflap_multiply": (
+        None, [c_int64, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int],
+    ),
+    "splitflap_rows": (None, [c_int64, POINTER(Matrix), c_void_p, c_int64, c_void_p]),
+    "splitflap_attend": (
+        c_int,
+        [c_int64, POINTER(Pool), c_int64, POINTER(Batch), c_int64, c_int64, c_int64, c_double,
+         c_void_p, c_void_p, c_int],
+    ),
+    "splitflap_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]),
+    "splitflap_write": (
+        None,
+        [c_int64, POINTER(Pool), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
+         c_int],
+    ),
+}  # fmt: skip
+
+
+def load(path: str) -> ctypes.CDLL:
+    """A library's functions, typed. Raises: NotBuilt if it is not this version's."""
+    try:
+        found = ctypes.CDLL(path)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NotBuilt(f"{path} cannot be loaded: {error}") from error
+    if found.splitflap_abi() != _SIZES:
+        raise NotBuilt(f"{path} has structs of other sizes")
+    return found
+
+
+@cache
+def native() -> ctypes.CDLL:
+    """This CPU's library. Raises: NotBuilt with the reason."""
+    return load(str(library()))

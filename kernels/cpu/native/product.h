@@ -1,0 +1,191 @@
+// Weights in tiles of LANES outputs, and the product of a step's rows with them.
+//
+// A tile is [steps][LANES][PAIR]: the weights of PAIR inputs of each output side by side. Outputs
+// are filled up with zeros to whole tiles, tiles to an even number, inputs to whole pairs.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "team.h"
+
+struct Matrix {
+    const void* tiles;
+    const float* bias;  // of all tiles, or null
+    int64_t outputs, inputs;
+};
+
+INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <class E>
+int64_t tile_size(int64_t inputs) { return round_up(inputs, PAIR<E>) * LANES; }
+INLINE int64_t num_tiles(int64_t outputs) { return round_up(outputs, 2 * LANES) / LANES; }
+
+template <class E>
+void pack_tiles(const E* weight, int64_t outputs, int64_t inputs, E* tiles) {
+    for (int64_t first = 0; first < num_tiles(outputs) * LANES; first += LANES) {
+        const bool is_whole = first + LANES <= outputs && inputs % PAIR<E> == 0;
+        for (int64_t k = 0; k < round_up(inputs, PAIR<E>); k += PAIR<E>)
+            for (int64_t output = first; output < first + LANES; output++, tiles += PAIR<E>) {
+                const E* from = weight + output * inputs + k;
+                if (is_whole) {
+                    memcpy(tiles, from, 4);
+                    continue;
+                }
+                for (int i = 0; i < PAIR<E>; i++)
+                    tiles[i] = output < outputs && k + i < inputs ? from[i] : E{};
+            }
+    }
+}
+
+// One output's weights, as they were before they were packed.
+template <class E>
+void unpack_row(const Matrix& matrix, int64_t output, float* row) {
+    const E* at = (const E*)matrix.tiles + output / LANES * tile_size<E>(matrix.inputs) +
+                  output % LANES * PAIR<E>;
+    for (int64_t k = 0; k < matrix.inputs; k++)
+        row[k] = to_float(at[k / PAIR<E> * LANES * PAIR<E> + k % PAIR<E>]);
+}
+
+INLINE float root_mean_square(const float* x, int64_t size, float eps) {
+    Floats sums = zeros();
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Floats v = load_first(x + i, size - i);
+        sums = sums + v * v;
+    }
+    return 1.f / std::sqrt(sum_lanes(sums) / size + eps);
+}
+
+// normed[i] = x[i] / rms(x) * weight[i]; zeros follow up to `padded` numbers.
+template <class E>
+__attribute__((noinline)) void norm_row(const float* x, const float* weight, E* normed,
+                                        int64_t size, int64_t padded, float eps) {
+    const Floats scale = fill(root_mean_square(x, size, eps));
+    int64_t i = 0;
+    for (; i < size; i += LANES) {
+        const int count = (int)std::min<int64_t>(size - i, LANES);
+        put_first(normed + i, load_first(x + i, count) * scale * load_first(weight + i, count), count);
+    }
+    for (i = size; i < padded; i++) normed[i] = E{};
+}
+
+INLINE Floats gated(Floats gate, Floats up) {  // silu(gate) * up
+    return gate / (fill(1.f) + exp2_of(gate * fill(-LOG2_E))) * up;
+}
+
+enum class Into { NUMBERS, SUMS, ACTIVATIONS, ELEMENTS };  // how a product's results are kept
+
+// rows x inputs times a matrix. A unit is two tiles of outputs side by side, or, for ACTIVATIONS, a
+// tile of gates and one of ups; a chunk is some units for a block of rows that the cache holds.
+template <class E>
+struct Product : Phase {
+    const Matrix* matrix;
+    const E* a;
+    int64_t a_stride;
+    int64_t rows;
+    Into into;
+    void* out;
+    int64_t out_stride, out_limit;  // outputs past the limit are not written
+    const Matrix* next = nullptr;   // the matrix wanted after this one
+    bool next_is_gated = false;
+
+    static constexpr int MOST = MOST_ROWS<E, 2>;
+    static constexpr int64_t UNFETCHED_ROWS = 3;  // so few, and the CPU looks ahead better itself
+    static constexpr int64_t CACHED_BYTES = 384 * 1024;
+
+    int64_t rows_at_once() const {
+        const int64_t fit = std::max<int64_t>(MOST, CACHED_BYTES / (matrix->inputs * sizeof(E)));
+        return rows <= fit ? rows : even_rows(rows, fit / MOST * MOST);
+    }
+    int64_t units() const { return num_tiles(matrix->outputs) / 2; }
+    int64_t units_at_once() const { return std::clamp<int64_t>(units() / 64, 1, 8); }
+    int64_t chunks_of_units() const { return (units() + units_at_once() - 1) / units_at_once(); }
+
+    int64_t num_chunks() const override {
+        if (rows == 0) return 0;
+        return chunks_of_units() * ((rows + rows_at_once() - 1) / rows_at_once());
+    }
+
+    // The two tiles of a unit.
+    static void tiles_of(const Matrix& matrix, bool is_gated, int64_t unit, const E* (&tiles)[2]) {
+        const int64_t size = tile_size<E>(matrix.inputs);
+        const int64_t first = is_gated ? unit : 2 * unit;
+        const int64_t second = is_gated ? unit + matrix.outputs / LANES / 2 : first + 1;
+        tiles[0] = (const E*)matrix.tiles + first * size;
+        tiles[1] = (const E*)matrix.tiles + second * size;
+    }
+
+    void run(int64_t chunk, int member, bool is_last_of_share) const override {
+        const int64_t groups = chunks_of_units(), at_once = rows_at_once();
+        const int64_t first_row = chunk / groups * at_once;
+        const int64_t end_row = std::min(rows, first_row + at_once);
+        const int64_t first = chunk % groups * units_at_once();
+        const int64_t end = std::min(units(), first + units_at_once());
+        for (int64_t unit = first; unit < end; unit++) {
+            const E *tiles[2], *soon[2];
+            tiles_of(*matrix, into == Into::ACTIVATIONS, unit, tiles);
+            const E* const* fetched = soon;
+            if (unit + 1 < end || (!is_last_of_share && unit + 1 < units()))
+                tiles_of(*matrix, into == Into::ACTIVATIONS, unit + 1, soon);
+            else if (next)
+                tiles_of(*next, next_is_gated, next_unit(member), soon);
+            else
+                fetched = nullptr;
+            const bool is_left_alone = rows <= UNFETCHED_ROWS && !(unit + 1 == end && is_last_of_share);
+            run_unit(unit, tiles, is_left_alone ? nullptr : fetched, first_row, end_row);
+        }
+    }
+
+    int64_t next_unit(int member) const {  // the first one of this member's share
+        const int64_t count = num_tiles(next->outputs) / 2;
+        const int members = team_members;
+        return member < members ? count * member / members : 0;
+    }
+
+    void run_unit(int64_t unit, const E* const (&tiles)[2], const E* const* soon, int64_t first_row,
+                  int64_t end_row) const {
+        const int steps = (int)(round_up(matrix->inputs, PAIR<E>) / PAIR<E>);
+        const int at_once = even_rows((int)(end_row - first_row), MOST);
+        alignas(64) float made[MOST * 2 * LANES];
+        for (int64_t row = first_row; row < end_row; row += at_once) {
+            const int count = (int)std::min<int64_t>(at_once, end_row - row);
+            tiles_kernel<E, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<E>, steps,
+                                      soon, made, 2 * LANES);
+            soon = nullptr;
+            keep(unit, row, count, made);
+        }
+    }
+
+    void keep(int64_t unit, int64_t row, int count, const float* made) const {
+        const int64_t at[2] = {into == Into::ACTIVATIONS ? unit * LANES : 2 * unit * LANES,
+                               into == Into::ACTIVATIONS ? matrix->outputs / 2 + unit * LANES
+                                                         : (2 * unit + 1) * LANES};
+        const Floats bias[2] = {matrix->bias ? load(matrix->bias + at[0]) : zeros(),
+                                matrix->bias ? load(matrix->bias + at[1]) : zeros()};
+        for (int r = 0; r < count; r++) {
+            const Floats x = load(made + r * 2 * LANES) + bias[0];
+            const Floats y = load(made + r * 2 * LANES + LANES) + bias[1];
+            const int64_t start = (row + r) * out_stride;
+            if (into == Into::ACTIVATIONS) {
+                put((E*)out + start + at[0], gated(x, y));
+                continue;
+            }
+            keep_tile(start, at[0], x);
+            keep_tile(start, at[1], y);
+        }
+    }
+
+    void keep_tile(int64_t start, int64_t at, Floats v) const {
+        const int count = (int)std::clamp<int64_t>(out_limit - at, 0, LANES);
+        if (count == 0) return;
+        float* numbers = (float*)out + start + at;
+        if (into == Into::ELEMENTS)
+            put_first((E*)out + start + at, v, count);
+        else if (into == Into::NUMBERS)
+            put_first(numbers, v, count);
+        else
+            put_first(numbers, load_first(numbers, count) + v, count);
+    }
+
+    int team_members = 1;
+};

@@ -1,0 +1,208 @@
+// A team of threads: one leads, the others follow if they are there in time.
+//
+// A step is a list of phases, a phase a number of chunks. Each member has a share of the chunks;
+// it takes those first (its caches know them), then what is left of the others'. Nobody waits for a
+// member that is not there: a member that is kept off its core by another process takes nothing,
+// and the leader does its share. The leader waits only for chunks that somebody has begun.
+//
+// A follower keeps off the leader's core: on a busy machine Linux wakes it where the leader runs, and
+// then leaves both there.
+#pragma once
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+constexpr int MOST_MEMBERS = 64;
+constexpr int SPINS = 4000;  // about 50 us: longer than between two phases, shorter than noticed
+
+INLINE void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+struct Phase {
+    virtual int64_t num_chunks() const = 0;
+    virtual void run(int64_t chunk, int member, bool is_last_of_share) const = 0;
+};
+
+class Team {
+  public:
+    // Run `phase` to its end. Call `begin` once before a step's phases; one step at a time.
+    void begin(int members) {
+        members = members < 1 ? 1 : members > MOST_MEMBERS ? MOST_MEMBERS : members;
+        for (; hired_ < members - 1 && getpid() == owner_; hired_++)
+            if (!hire(hired_ + 1)) break;
+        members_.store(members);
+    }
+
+    int members() const { return members_.load(std::memory_order_relaxed); }
+
+    void run(const Phase& phase) {
+        leader_cpu_.store(this_cpu(), std::memory_order_relaxed);
+        const int64_t count = phase.num_chunks();
+        if (count == 0) return;
+        const int members = members_.load();
+        if (count == 1 || members == 1) {
+            for (int64_t chunk = 0; chunk < count; chunk++) phase.run(chunk, 0, chunk + 1 == count);
+            return;
+        }
+        phase_ = &phase;
+        sequence_ = (sequence_ + 1) & 0xffffff;
+        target_ += count;
+        for (int member = 0; member < members; member++)
+            tickets_[member].word.store(
+                ticket(sequence_, count * member / members, count * (member + 1) / members));
+        if (sleepers_.load() > 0 && getpid() == owner_) {
+            std::lock_guard<std::mutex> lock(bed_);
+            bell_.notify_all();
+        }
+        work(0);
+        for (int spins = 0; done_.load(std::memory_order_acquire) != target_;)
+            if (++spins < SPINS)
+                pause_briefly();
+            else
+                sched_yield();  // a follower was taken off its core: it may want this one
+    }
+
+    std::mutex busy;  // held during a step
+
+  private:
+    static constexpr int BITS = 20;  // of a chunk number; 24 bits count phases
+    static constexpr uint64_t MASK = (1u << BITS) - 1;
+
+    struct alignas(64) Ticket {
+        std::atomic<uint64_t> word{0};
+    };
+
+    static uint64_t ticket(uint64_t sequence, uint64_t next, uint64_t end) {
+        return sequence << 2 * BITS | next << BITS | end;
+    }
+
+    // Take and run chunks while there are any; true if there was one.
+    bool work(int member) {
+        bool did = false;
+        const int members = members_.load(std::memory_order_relaxed);
+        for (int turn = 0; turn < members; turn++) {
+            const int owner = member + turn < members ? member + turn : member + turn - members;
+            std::atomic<uint64_t>& word = tickets_[owner].word;
+            uint64_t seen = word.load(std::memory_order_acquire);
+            while ((seen >> BITS & MASK) < (seen & MASK)) {
+                if (!word.compare_exchange_weak(seen, seen + (1ull << BITS))) continue;
+                // The phase cannot end before this chunk has: `phase_` is the chunk's own.
+                const uint64_t chunk = seen >> BITS & MASK;
+                phase_->run(chunk, member, chunk + 1 == (seen & MASK));
+                done_.fetch_add(1, std::memory_order_release);
+                did = true;
+                seen = word.load(std::memory_order_acquire);
+            }
+        }
+        return did;
+    }
+
+    bool has_work() const {
+        for (int owner = 0; owner < members_.load(); owner++) {
+            const uint64_t seen = tickets_[owner].word.load();
+            if ((seen >> BITS & MASK) < (seen & MASK)) return true;
+        }
+        return false;
+    }
+
+    static int this_cpu() {
+#if defined(__linux__)
+        return sched_getcpu();
+#else
+        return -1;
+#endif
+    }
+
+    // Go to the core that is `member` places after the leader's, if there are as many cores.
+    void keep_off(int leader_cpu, int member) const {
+#if defined(__linux__)
+        int cpus[CPU_SETSIZE], count = 0, leader = -1;
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &allowed_)) {
+                if (cpu == leader_cpu) leader = count;
+                cpus[count++] = cpu;
+            }
+        if (leader < 0 || members_.load() > count) return;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpus[(leader + member) % count], &one);
+        sched_setaffinity(0, sizeof one, &one);  // may be refused: then Linux knows better
+#endif
+    }
+
+    void follow(int member) {
+        for (int spins = 0, seen_cpu = -1;;) {
+            const int leader_cpu = leader_cpu_.load(std::memory_order_relaxed);
+            if (leader_cpu != seen_cpu) keep_off(seen_cpu = leader_cpu, member);
+            if (member < members_.load(std::memory_order_relaxed) && work(member)) {
+                spins = 0;
+            } else if (++spins < SPINS) {
+                pause_briefly();
+            } else {
+                std::unique_lock<std::mutex> lock(bed_);
+                sleepers_.fetch_add(1);
+                while (member >= members_.load() || !has_work()) bell_.wait(lock);
+                sleepers_.fetch_sub(1);
+                spins = 0;
+            }
+        }
+    }
+
+    bool hire(int member) {  // a thread that no signal reaches; it ends with the process
+        struct Contract {
+            Team* team;
+            int member;
+        };
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        pthread_t thread;
+        auto life = [](void* told) -> void* {
+            Contract contract = *(Contract*)told;
+            delete (Contract*)told;
+            contract.team->follow(contract.member);
+            return nullptr;
+        };
+        auto* contract = new Contract{this, member};
+        const bool started = pthread_create(&thread, nullptr, life, contract) == 0;
+        if (started)
+            pthread_detach(thread);
+        else
+            delete contract;
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        return started;
+    }
+
+    Ticket tickets_[MOST_MEMBERS];
+    alignas(64) std::atomic<int64_t> done_{0};
+    alignas(64) std::atomic<int> members_{1};
+    std::atomic<int> sleepers_{0};
+    std::atomic<int> leader_cpu_{-1};
+#if defined(__linux__)
+    const cpu_set_t allowed_ = [] {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        sched_getaffinity(0, sizeof set, &set);
+        return set;
+    }();
+#endif
+    const Phase* phase_ = nullptr;
+    uint64_t sequence_ = 0;
+    int64_t target_ = 0;
+    int hired_ = 0;
+    const pid_t owner_ = getpid();
+    std::mutex bed_;
+    std::condition_variable bell_;
+};

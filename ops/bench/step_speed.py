@@ -1,0 +1,197 @@
+"""One step of the model alone, in multiples of what the machine allows.
+
+    python -m ops.bench.step_speed [--model M] [--dtype bfloat16] [--threads 2] [--cases 1x256,...]
+
+A case is ROWSxCONTEXT (every row decodes one token) or pCONTEXT (one prompt in one piece). Back
+ends take turns, one step each, with rests between, so that whatever else the machine does hits all
+of them; the bandwidth and the peak are measured between the same steps. A round's floor is the
+larger of (bytes of weights and cache / its bandwidth) and (products / its peak).
+
+Floor, prediction and result: docs/decisions/0002-the-whole-step-in-native-code.md.
+"""
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.cpu.backend import CpuKernels
+from kernels.cpu.memory import advise_huge_pages
+from kernels.cpu.native.backend import NativeKernels
+from kernels.cpu.native.build import FLAGS, compiler
+from kernels.interface import Kernels, PackedBatch
+from services.executor.model.llama import Llama
+from services.executor.model.loader import expected_shapes, load_onto
+from shared.geometry import blocks_in
+from shared.model_source import DEFAULT_MODEL, find_model
+
+BLOCK_SIZE = 16
+REST_S = 0.05
+READ_BYTES = 256 * 2**20
+BACKENDS: dict[str, Callable[[torch.dtype], Kernels]] = {
+    "native": NativeKernels,
+    "numba": CpuKernels,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of one context length, each with some new tokens."""
+
+    name: str
+    rows: int
+    context: int
+    new: int
+
+    @classmethod
+    def of(cls, text: str) -> "Case":
+        """`32x256` or `p512`."""
+        if text.startswith("p"):
+            return cls(f"prompt of {text[1:]}", 1, int(text[1:]), int(text[1:]))
+        rows, context = map(int, text.split("x"))
+        return cls(f"{rows} x {context}", rows, context, 1)
+
+    def batch(self) -> tuple[int, PackedBatch]:
+        """Blocks in shuffled order; how many there are."""
+        random = torch.Generator().manual_seed(0)
+        per_row = blocks_in(self.context, BLOCK_SIZE)
+        tables = torch.randperm(self.rows * per_row, generator=random).int().view(self.rows, -1)
+        positions = torch.arange(self.context - self.new, self.context).repeat(self.rows)
+        owners = torch.arange(self.rows).repeat_interleave(self.new)
+        blocks = tables[owners, positions // BLOCK_SIZE].long()
+        starts = torch.arange(self.rows + 1) * self.new
+        return tables.numel(), PackedBatch(
+            token_ids=torch.randint(0, 100, (len(positions),), generator=random),
+            positions=positions.int(),
+            slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
+            row_starts=starts.int(),
+            context_lengths=torch.full((self.rows,), self.context, dtype=torch.int32),
+            block_tables=tables,
+            logit_tokens=starts[1:] - 1,
+        )
+
+    def work(self, model: Llama, weights: int, itemsize: int) -> tuple[float, float]:
+        """Bytes that must be read and floating point operations that must be done."""
+        shape = model.shape
+        cached = self.rows * self.context * model.kv_bytes_per_token
+        head = shape.vocab_size * shape.hidden_size
+        tokens = self.rows * self.new
+        products = 2 * (tokens * (weights - head) + self.rows * head)
+        seen = self.context - (self.new - 1) / 2
+        products += 4 * shape.num_layers * shape.num_heads * shape.head_dim * int(tokens * seen)
+        return weights * itemsize + cached, products
+
+
+class Limits:
+    """Reads and multiplies as fast as the machine can, and remembers the best."""
+
+    def __init__(self, dtype: torch.dtype, threads: int) -> None:
+        self._is_bf16, self._threads = int(dtype == torch.bfloat16), threads
+        self._memory = torch.empty(READ_BYTES, dtype=torch.uint8)
+        advise_huge_pages(self._memory)
+        self._memory.fill_(1)
+        source = Path(__file__).with_name("limits.cpp")
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            subprocess.run([compiler(), *FLAGS, "-o", file.name, str(source)], check=True)
+            self._native = ctypes.CDLL(file.name)
+        self._native.bytes_per_s.restype = self._native.flops_per_s.restype = ctypes.c_double
+        self._native.bytes_per_s.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+        self.bandwidths: list[float] = []
+        self.peaks: list[float] = []
+
+    def floor_s(self, num_bytes: float, products: float) -> float:
+        """Measure both, the better of two each, and say how long so much work must take."""
+        address = self._memory.data_ptr()
+        read = max(self._native.bytes_per_s(address, READ_BYTES, self._threads) for _ in range(2))
+        peak = max(self._native.flops_per_s(self._is_bf16, self._threads) for _ in range(2))
+        self.bandwidths.append(read)
+        self.peaks.append(peak)
+        return max(num_bytes / read, products / peak)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one case: each round's floor, and the median step of each model in it."""
+
+    floors: list[float]
+    steps: dict[str, list[float]]
+
+    def line(self, name: str) -> str:
+        """One model's result."""
+        steps = self.steps[name]
+        ratios = [step / floor for step, floor in zip(steps, self.floors, strict=True)]
+        return (
+            f"{name}: {statistics.median(steps) * 1e3:6.1f} (best {min(steps) * 1e3:6.1f}), "
+            f"{statistics.median(ratios):.2f} x floor"
+        )
+
+
+def time_case(
+    models: dict[str, Llama], case: Case, repeats: int, limits: Limits, work: tuple[float, float]
+) -> Times:
+    """Rounds in which every model has its turn."""
+    num_blocks, batch = case.batch()
+    pools = {name: model.allocate_pool(num_blocks, BLOCK_SIZE) for name, model in models.items()}
+    for name, model in models.items():
+        pools[name].zero_()
+        model.forward(pools[name], batch)
+    times = Times([], {name: [] for name in models})
+    for _ in range(repeats):
+        time.sleep(REST_S)
+        times.floors.append(limits.floor_s(*work))
+        for name, model in models.items():
+            time.sleep(REST_S)
+            steps = []
+            for _ in range(3 if case.new == 1 else 1):
+                started = time.perf_counter()
+                model.forward(pools[name], batch)
+                steps.append(time.perf_counter() - started)
+            times.steps[name].append(statistics.median(steps))
+    return times
+
+
+def main() -> None:
+    """Read the command line, time every case, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--backends", default="native,numba")
+    parser.add_argument("--cases", default="1x256,8x256,32x256,64x256,1x1024,32x1024,p128,p512")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    source = find_model(options.model)
+    models = {
+        name: load_onto(BACKENDS[name](dtype), source, lambda _: None)
+        for name in options.backends.split(",")
+    }
+    first = next(iter(models.values()))
+    weights = sum(torch.Size(s).numel() for s in expected_shapes(first.config).values())
+    limits = Limits(dtype, options.threads)
+    print(f"{source.name}, {options.dtype}, {options.threads} threads; ms, medians of rounds")
+    for case in map(Case.of, options.cases.split(",")):
+        work = case.work(first, weights, dtype.itemsize)
+        times = time_case(models, case, options.repeats, limits, work)
+        told = [f"{case.name:14s} floor {statistics.median(times.floors) * 1e3:6.1f}"]
+        told += [times.line(name) for name in models]
+        if len(models) == 2:
+            ours, theirs = times.steps.values()
+            ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+            told.append(f"{statistics.median(ratios):.2f} times as fast")
+        print(" | ".join(told), flush=True)
+    for what, values in (("read GB/s", limits.bandwidths), ("peak GFLOP/s", limits.peaks)):
+        best, middle = max(values) / 1e9, statistics.median(values) / 1e9
+        print(f"{what}: median {middle:.0f}, best {best:.0f}")
+
+
+if __name__ == "__main__":
+    main()

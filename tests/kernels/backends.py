@@ -1,0 +1,32 @@
+"""Every CPU back end that can run here: native for this CPU and for a lesser one, and numba."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+import torch
+
+from kernels.cpu.backend import CpuKernels
+from kernels.cpu.native import library
+from kernels.cpu.native.backend import NativeKernels
+from kernels.cpu.native.build import library as build
+from kernels.interface import Kernels
+
+LESSER_FLAGS: Final = ("-mno-avx512f",)
+
+
+def native_avx2(dtype: torch.dtype) -> Kernels:
+    """The same sources for a CPU with AVX2 at most."""
+    return NativeKernels(dtype, lesser_library())
+
+
+@cache
+def lesser_library():  # type: ignore[no-untyped-def]
+    return library.load(str(build(LESSER_FLAGS)))
+
+
+NATIVE: Final[dict[str, Callable[[torch.dtype], Kernels]]] = {"native": NativeKernels}
+if torch.backends.cpu.get_cpu_capability() == "AVX512":
+    NATIVE["native AVX2"] = native_avx2
+
+BACKENDS: Final = NATIVE | {"numba": CpuKernels}
