@@ -5,6 +5,9 @@
 Sequences of 1,000 tokens decode together; the executor here answers at once, with any token. Time
 is processor time, so that other work on the machine does not count. The goal is 1 ms at 256
 sequences, and a curve that grows linearly at most.
+
+The last line is of a burst: 256 requests that share a prompt of 4,000 tokens come while the first
+of them is computed, and start together at its result.
 """
 
 import argparse
@@ -27,7 +30,16 @@ from shared.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 1_000
+BURST_REQUESTS, BURST_TOKENS = 256, 4_000
 BOOT = Boot(1)
+
+
+def ready(num_blocks):
+    """An executor with so many blocks."""
+    shape, costs = ModelShape(1, 1, 1, 8, 8, 512, 8192), Costs(64, 1e9, 1e3)
+    return ExecutorReady(
+        Boot(2), "toy", shape, BLOCK_SIZE, num_blocks, 0, 8192, (0,), "int32", costs
+    )
 
 
 def result_of(plan):
@@ -52,21 +64,8 @@ class Bench:
         )
         self.core = Scheduler(config)
         self.plans, self.seconds = [], []
-        shape = ModelShape(1, 1, 1, 8, 8, 512, 8192)
         num_blocks = num_sequences * (NUM_TOKENS + 2 * num_steps + 300) // BLOCK_SIZE
-        ready = ExecutorReady(
-            Boot(2),
-            "toy",
-            shape,
-            BLOCK_SIZE,
-            num_blocks,
-            0,
-            8192,
-            (0,),
-            "int32",
-            Costs(64, 1e9, 1e3),
-        )
-        self.handle(ExecutorJoined(0.0, ready))
+        self.handle(ExecutorJoined(0.0, ready(num_blocks)))
         for at in range(num_sequences):
             prompt = (at % 500, at // 500, *range(NUM_TOKENS - 2))
             prompt = tuple(token_id % 512 for token_id in prompt)
@@ -98,6 +97,28 @@ class Bench:
         self.plans += [command.plan for command in commands if isinstance(command, RunStep)]
 
 
+def burst():
+    """Processor seconds of each arrival, and of the step after which they all start."""
+    config = SchedulerConfig(BOOT, max_num_seqs=BURST_REQUESTS, max_num_batched_tokens=16_384)
+    core = Scheduler(config)
+    core.handle(ExecutorJoined(0.0, ready(BURST_REQUESTS * (BURST_TOKENS + 100) // BLOCK_SIZE)))
+    prompt = tuple(at % 512 for at in range(BURST_TOKENS))
+    seconds = []
+    for at in range(BURST_REQUESTS):
+        params = SamplingParams(max_tokens=20, ignore_eos=True, seed=at)
+        submit = Submit(RequestId(f"cmpl-{at:06d}"), prompt, params)
+        began = time.thread_time()
+        core.handle(RequestArrived(0.001 * at, Gateway(b"g"), submit))
+        seconds.append(time.thread_time() - began)
+    (first,) = core.steps.in_flight
+    event = StepFinished(9.0, result_of(first.plan))
+    began = time.thread_time()
+    core.handle(event)
+    step_s = time.thread_time() - began
+    assert len(core.steps.in_flight[0].plan.rows) == BURST_REQUESTS
+    return seconds, step_s
+
+
 def main():
     """Print a line for each number of sequences."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -121,6 +142,13 @@ def main():
         )
         del bench
         gc.collect()
+    runs = [burst() for _ in range(5)]
+    arrival_s = median(median(seconds) for seconds, _ in runs)
+    step_s = median(step_s for _, step_s in runs)
+    print(
+        f"burst of {BURST_REQUESTS}: {1e3 * step_s:.1f} ms for the step that starts them, "
+        f"{1e3 * arrival_s:.3f} ms an arrival"
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class SwapWishes:
 class SwapPlan:
     """The CPU pool to be made.
 
-    `why_lowered` says why it is smaller than --swap-space, if it is.
+    `why_lowered` says why it is smaller than the default of --swap-space, if it is.
     """
 
     num_blocks: int
@@ -78,7 +78,7 @@ def plan_swap_space(wishes: SwapWishes, pool: PoolPlan, available_bytes: int) ->
     if wishes.is_default and asked > int(FREE_SHARE * most):
         num_blocks, why_lowered = int(FREE_SHARE * most), free
     useful = DEFAULT_CAP_REQUESTS * blocks_in(pool.max_model_len, pool.block_size)
-    if useful < num_blocks:
+    if wishes.is_default and useful < num_blocks:
         num_blocks = useful
         why_lowered = f"{DEFAULT_CAP_REQUESTS} requests of {pool.max_model_len} tokens use no more"
     return SwapPlan(num_blocks, pool.block_size, block_bytes, why_lowered)

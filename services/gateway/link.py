@@ -13,7 +13,6 @@ from typing import Final
 from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
-from services.gateway.json_portions import Turn
 from services.gateway.readiness import LinkTimes, Readiness
 from shared.errors import ErrorCode
 from shared.ids import RequestId
@@ -149,10 +148,8 @@ class SchedulerLink:
         self._dealer.close()
 
     async def _receive(self) -> None:
-        turn = Turn()
         while True:
             self._handle(await self._dealer.receive())
-            await turn.give()  # many may have come at once
 
     async def _beat(self) -> None:
         while True:

@@ -56,8 +56,10 @@ def test_the_default_is_lowered_where_memory_is_short():
     assert plan_swap_space(SwapWishes(1.0, is_default=True), pool(), 0).num_blocks == 0
 
 
-@pytest.mark.parametrize("is_default", [False, True])
-def test_more_than_all_requests_use_is_not_made(is_default):  # the toy: 8 bytes a token
-    plan = plan_swap_space(SwapWishes(1.0, is_default), pool(64, block_bytes=128), 8 * GIB)
+def test_more_than_all_requests_use_is_made_only_if_asked_for():  # the toy: 8 bytes a token
+    toy = pool(64, block_bytes=128)
+    plan = plan_swap_space(SwapWishes(1.0, is_default=True), toy, 8 * GIB)
     assert plan.num_blocks == 256 * 4
     assert plan.why_lowered == "256 requests of 64 tokens use no more"
+    asked = plan_swap_space(SwapWishes(1.0), toy, 8 * GIB)
+    assert (asked.space_bytes, asked.why_lowered) == (GIB, None)

@@ -237,15 +237,16 @@ async def test_the_best_are_told_best_first(house: House) -> None:
     asking = asyncio.create_task(house.complete(n=2, best_of=4))
     submit = await house.scheduler.submitted()
     assert (submit.sampling.n, submit.sampling.logprobs) == (4, 0)
-    for index, run in enumerate([[120], [101, 102, 101, 102], [106, 103], [101, 114]]):
+    for index, run in enumerate([[120], [101, 102] * 4, [106, 103], [101, 114]]):
         house.scheduler.run(submit.request_id, run, index)
         house.scheduler.finish(submit.request_id, index=index)
     answer = await asking
-    # Means of id % 50: 20, 1.5, 4.5, 7.5; that the second is the longest does not count.
+    # Of id % 50 the means are 20, 1.5, 4.5, 7.5 and the sums 20, 12, 9, 15: only by the mean is the
+    # second the best.
     assert [c["index"] for c in answer["choices"]] == [0, 1]
-    assert [c["text"] for c in answer["choices"]] == ["efef", "jg"]
+    assert [c["text"] for c in answer["choices"]] == ["efefefef", "jg"]
     assert {c["logprobs"] for c in answer["choices"]} == {None}, "they were not asked for"
-    assert answer["usage"] == usage(2, 1 + 4 + 2 + 2), "all that were generated"
+    assert answer["usage"] == usage(2, 1 + 8 + 2 + 2), "all that were generated"
 
 
 async def test_the_best_bring_their_own_logprobs_if_asked_for(house: House) -> None:

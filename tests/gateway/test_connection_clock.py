@@ -104,14 +104,14 @@ async def test_a_client_that_takes_nothing_is_given_up(tmp_path: Path) -> None:
     async with open_house(tmp_path, stall_s=0.2, scheduler_options=options) as house:
         house.scheduler.holds = True
         _, writer = await asyncio.open_connection(sock=narrow(house), limit=2**12)
-        body = b'{"prompt": "Hi", "stream": true, "max_tokens": 900000}'
+        body = b'{"prompt": "Hi", "stream": true, "max_tokens": 9000000, "return_token_ids": true}'
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         submit = await house.scheduler.submitted()
         for _ in range(8):  # more than the kernel's buffers hold
-            house.scheduler.run(submit.request_id, b"x" * 100_000)
+            house.scheduler.run(submit.request_id, b"x" * 200_000)
         gone = CancelReason.CLIENT_GONE
         await house.scheduler.until(lambda: house.scheduler.cancels(gone) == [submit.request_id])
         writer.close()

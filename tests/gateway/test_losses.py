@@ -361,21 +361,23 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(tmp_path: Path) -> No
         house.scheduler.holds = True
         reader, writer = await asyncio.open_connection(sock=narrow(house), limit=2**12)
         try:
-            body = b'{"prompt": "Hi", "stream": true, "max_tokens": 900000}'
+            body = (
+                b'{"prompt": "Hi", "stream": true, "max_tokens": 9000000, "return_token_ids": true}'
+            )
             writer.write(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: "
                 b"application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
             )
             submit = await house.scheduler.submitted()
             for _ in range(8):  # more than the kernel's buffers hold
-                house.scheduler.run(submit.request_id, b"x" * 100_000)
+                house.scheduler.run(submit.request_id, b"x" * 200_000)
             house.scheduler.finish(submit.request_id)
             house.scheduler.holds = False
             assert (await house.complete())["choices"][0]["text"] == "ok"
             done = [message.request_id for message in house.scheduler.of(Done)]
             assert submit.request_id not in done, "it still has something to tell its client"
             told = await reader.read()
-            assert told.count(b"x") >= 800_000
+            assert told.count(b"x") >= 1_600_000
             assert b"data: [DONE]" in told
         finally:
             writer.close()

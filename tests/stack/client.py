@@ -1,5 +1,6 @@
 """A plain HTTP client for stack tests; the official one has a test file of its own."""
 
+import contextlib
 import http.client
 import json
 
@@ -46,5 +47,22 @@ def stream(stack, path="/v1/completions", **wish):
                     if text:
                         yield text
         raise AssertionError("the stream ended without [DONE]")
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def open_stream(stack, headers=None, **wish):
+    """The events of a streamed completion as they come; leaving the block closes the connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=120)
+    try:
+        body = json.dumps({**wish, "stream": True})
+        connection.request(
+            "POST", "/v1/completions", body,
+            {"Content-Type": "application/json", **(headers or {})},
+        )  # fmt: skip
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        yield (event for line in iter(answer.readline, b"") for event in events(line.decode()))
     finally:
         connection.close()

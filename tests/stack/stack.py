@@ -134,6 +134,15 @@ def wait_ready(stack):
         raise
 
 
+@contextlib.contextmanager
+def counted(stack):
+    """How much each of the scheduler's samples grew while the block ran."""
+    grown, before = {}, stack.metrics()
+    yield grown
+    after = stack.metrics()
+    grown.update({name: value - before.get(name, 0.0) for name, value in after.items()})
+
+
 def events(raw):
     """The JSON of each `data:` event of a whole SSE answer, `[DONE]` left as it is."""
     found = [line.removeprefix("data: ") for line in raw.splitlines() if line.startswith("data: ")]

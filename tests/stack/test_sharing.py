@@ -1,14 +1,12 @@
 """Shared blocks and the prefix cache, seen from outside: the API, and the scheduler's counters."""
 
-import contextlib
-import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.stack.client import post
-from tests.stack.stack import events, start, until
+from tests.stack.client import open_stream, post
+from tests.stack.stack import counted, start, until
 
 pytestmark = pytest.mark.stack
 
@@ -60,29 +58,6 @@ def texts(answer):
     return [choice["text"] for choice in answer["choices"]]
 
 
-@contextlib.contextmanager
-def counted(stack):
-    """How much each of the scheduler's samples grew while the block ran."""
-    grown, before = {}, stack.metrics()
-    yield grown
-    after = stack.metrics()
-    grown.update({name: value - before.get(name, 0.0) for name, value in after.items()})
-
-
-@contextlib.contextmanager
-def open_stream(stack, **wish):
-    """Events as they come; leaving the block closes the connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=120)
-    try:
-        body = json.dumps({**wish, "stream": True})
-        connection.request("POST", "/v1/completions", body, headers_of(KEYS[0]))
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
-        yield (event for line in iter(answer.readline, b"") for event in events(line.decode()))
-    finally:
-        connection.close()
-
-
 def ids_of(name, count):
     """A prompt of `count` ids that no other test has; its first block is its own."""
     return [*name.encode(), *[32 + (number * 7) % 90 for number in range(count - len(name))]]
@@ -96,7 +71,7 @@ def test_four_streamed_answers_share_their_prompt(toy):
     wish = {"prompt": ids_of("R13", 33), "max_tokens": 100, **FOUR}
 
     def told():
-        with open_stream(toy, **wish) as stream:
+        with open_stream(toy, headers_of(KEYS[0]), **wish) as stream:
             chunks = [next(stream) for _ in range(8)]
             blocks = toy.blocks()
             chunks += stream
@@ -226,7 +201,9 @@ def test_a_stop_string_does_not_hide_what_was_cached(toy):
     stopped = asked(toy, **wish, stop=text[10:14])
     assert stopped["choices"][0]["finish_reason"] == "stop"
     assert cached(stopped) == 48
-    with open_stream(toy, **wish, stop=text[10:14], stream_options={"include_usage": True}) as told:
+    with open_stream(
+        toy, headers_of(KEYS[0]), **wish, stop=text[10:14], stream_options={"include_usage": True}
+    ) as told:
         *_, last, end = told
     assert end == "[DONE]"
     assert last["usage"] == stopped["usage"]
@@ -246,7 +223,7 @@ def test_three_hundred_cut_streams_leave_nothing(tmp_path, mode):
     def cut(number):
         n = 4 if number % 2 else 1
         wish = {"prompt": f"cut no. {number:03}...", "max_tokens": 200, "ignore_eos": True}
-        with open_stream(stack, **wish, n=n) as stream:
+        with open_stream(stack, headers_of(KEYS[0]), **wish, n=n) as stream:
             for _ in range(3 * n):
                 assert next(stream)["choices"]
 

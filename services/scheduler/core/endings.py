@@ -57,7 +57,8 @@ class Endings:
         self._steps.release(sequence)
         sequence.hashes = []
         live = request.live_sequences
-        if live and request.holds_blocks and not any(s.table or s.swapped for s in live):
+        tables = [one.table if one.table is not None else one.swapped for one in live]
+        if live and request.holds_blocks and all(table is None for table in tables):
             self._steps.drop(request)  # the lead ended before the others had a share of its prompt
         if not live:
             self._book.change(request, Change.END)

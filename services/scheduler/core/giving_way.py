@@ -76,7 +76,7 @@ class GivingWay:
 
     def _drop(self, request: Request, change: Change) -> None:
         for sequence in request.live_sequences:
-            table = sequence.table or sequence.swapped
+            table = sequence.table if sequence.table is not None else sequence.swapped
             if table is not None:
                 sequence.num_lost = max(sequence.num_lost, table.num_filled)
             self._holdings.release(sequence)

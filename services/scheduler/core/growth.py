@@ -45,7 +45,9 @@ class Growth:
         if self._failed:
             failed = self._failed.get(sequence.sequence_id)
             if failed is not None:
-                return Finish.broken(failed.message, failed.code)
+                live = any(one.finish is None for one in (sequence, *draws))
+                is_wanted = live or score is not None  # else it was for an answer that has ended
+                return Finish.broken(failed.message, failed.code) if is_wanted else None
         error = ""
         if score is not None:  # the prompt is everybody's, even if who computed it has ended
             error = self._take_scores(request, sequence, score)

@@ -187,7 +187,8 @@ def _check_tables(who: str, request: Request) -> None:
             _demand(of_all or of_lead, "law 5, running ones hold blocks, all or the lead", story)
         else:
             _demand(not any(live), "law 5, blocks in one pool, all or none", story)
-        over = [s.index for s, t in zip(request.sequences, tables, strict=True) if s.finish and t]
+        pairs = zip(request.sequences, tables, strict=True)
+        over = [one.index for one, table in pairs if one.finish and table is not None]
         _demand(not over, "law 5, an end gives blocks back", f"{who}: {over} hold {name} blocks")
 
 

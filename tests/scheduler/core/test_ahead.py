@@ -190,6 +190,33 @@ def test_a_row_error_ends_its_request_and_the_row_that_goes_on_from_it_harms_nob
     assert house.tokens("B") == house.solo("B")
 
 
+def test_an_error_in_a_row_of_an_answer_that_has_ended_harms_no_sister(ahead):
+    """A stop token is not foreseen: the plan in flight has a row that nobody wants any more."""
+    house = ahead()
+    house.submit("A", prompt=5, max_tokens=40, n=2, stop_token_ids=(8,), ignore_eos=True)
+    while not any(ended := [house.finish("A", index=index) for index in (0, 1)]):
+        house.step()
+    assert None in ended, "the other goes on"
+    surplus = house.sequence("A", 0 if ended[0] else 1).sequence_id
+    assert surplus in {row.sequence_id for row in house.in_flight[0].rows}
+    house.step(failing_rows={surplus})
+    assert house.core.counters.row_errors == 1
+    house.run()
+    assert house.answers("A") == house.solos("A")
+    assert FinishReason.ERROR not in [house.finish("A", index=index) for index in (0, 1)]
+
+
+def test_an_error_in_a_row_that_others_draw_from_ends_them_though_its_own_answer_has_ended(ahead):
+    house = ahead()
+    house.submit("A", prompt=5, max_tokens=8, n=2, ignore_eos=True)
+    lead = house.sequence("A").sequence_id
+    house.stop_string("A")
+    house.step(failing_rows={lead})
+    assert [house.finish("A", index=index) for index in (0, 1)] == [
+        FinishReason.STOP, FinishReason.ERROR,
+    ]  # fmt: skip
+
+
 def test_a_refused_plan_ends_its_requests_and_who_was_only_in_the_next_computes_again(ahead):
     """The next plan goes on from draws that never were, so it is refused too."""
     house = ahead(max_num_batched_tokens=6)

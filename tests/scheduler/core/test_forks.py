@@ -348,3 +348,15 @@ def test_a_client_that_wants_one_answer_less_is_told_nothing_more_of_it(build):
     assert house.answers("A") == [*house.solos("A")[:2], house.solo("A", index=2)[:2]]
     assert house.finish("A", index=2) is None
     assert house.status("A") is Status.FINISHED
+
+
+def test_the_lead_may_end_when_all_that_the_others_share_is_nothing(build):
+    """Of a prompt shorter than a block they share no block; their empty tables are tables."""
+    house = build(32, 4)
+    so_far = (GeneratedSequence((5, 6)), GeneratedSequence((7, 9)))
+    house.submit("A", prompt=3, max_tokens=8, n=2, ignore_eos=True, extra={"generated": so_far})
+    assert house.table("A", 1) == ()
+    house.stop_string("A")
+    assert house.status("A") is Status.RUNNING
+    house.run()
+    assert len(house.tokens("A", index=1)) == 8

@@ -39,9 +39,6 @@ class Allocator(Protocol):
         plan that will write there.
         """
 
-    def blocks_for(self, table: BlockTable, num_places: int) -> int:
-        """Blocks that `append` takes for so many places, copies included."""
-
     def fork(self, table: BlockTable, num_blocks: int | None = None) -> BlockTable:
         """A second table over the same blocks, or over its first `num_blocks`, which are full."""
 

@@ -7,7 +7,6 @@ from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.kv.table import BlockTable
 from services.scheduler.core.kv.usage import KVUsage, paged_usage
 from shared.errors import InvariantBroken
-from shared.geometry import blocks_in
 from shared.ids import BlockId
 from shared.messages import Move
 
@@ -70,14 +69,6 @@ class PagedAllocator:
             placed += chunk
             left -= 1
         return Appended(placed, copies)
-
-    def blocks_for(self, table: BlockTable, num_places: int) -> int:
-        """Blocks that `append` takes for so many places, a copy of the last one included."""
-        if num_places <= 0:
-            return 0
-        is_copied = table.num_empty > 0 and self.pool.ref_count(table.block_ids[-1]) > 1
-        num_blocks = blocks_in(table.num_filled + num_places, self.block_size)
-        return num_blocks - len(table) + is_copied
 
     def fork(self, table: BlockTable, num_blocks: int | None = None) -> BlockTable:
         """A second table over the same blocks, or the first few; whoever writes first copies."""

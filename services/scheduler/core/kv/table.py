@@ -74,11 +74,3 @@ class BlockTable:
         """Put another physical block in the place of one: a copy of it, or one that is equal."""
         self.block_ids[logical_block] = block_id
         self._row = ()
-
-    def drop_last(self) -> BlockId:
-        """Take the last block away, and the places it has. Raises: IndexError if there is none."""
-        block_id = self.block_ids.pop()
-        self.num_filled = min(self.num_filled, len(self.block_ids) * self.block_size)
-        self.num_known = min(self.num_known, len(self.block_ids))
-        self._row = ()
-        return block_id
