@@ -101,7 +101,7 @@ class SchedulerCollector(Collector):
                 CounterMetricFamily(f"{PREFIX}preemption_{name}_seconds", what, labels=["mode"]),
                 {mode: seconds[mode] for mode in PreemptionMode},
             )
-        yield _total("swap_fallbacks", "Recomputed, no CPU block left", counters.swap_fallbacks)
+        yield _total("swap_fallbacks", "Recomputed, no room to swap", counters.swap_fallbacks)
         yield _total("swap_out_blocks", "Blocks moved to the CPU", counters.swap_out_blocks)
         yield _total("swap_in_blocks", "Blocks moved back", counters.swap_in_blocks)
         yield _total("cow_copies", "Shared blocks copied on write", counters.cow_copies)

@@ -21,7 +21,8 @@ class Counters:
         prompt_tokens: of prompts computed to their end, each once however often it was recomputed.
         computed_tokens: places assigned by plans sent, recomputed ones included.
         results_dropped: step results of no plan in flight.
-        swap_fallbacks: requests that were recomputed because the CPU pool had no room.
+        swap_fallbacks: requests that were to be swapped and were recomputed: the CPU pool had no
+            room for them, or, once they were there, the KV pool had none to take them back.
         swap_out_blocks, swap_in_blocks, cow_copies: whole blocks copied by plans sent.
         prefix_cache_queries: tokens of requests that were looked up at their first start.
         prefix_cache_hits: how many of them were there.

@@ -24,6 +24,7 @@ from services.scheduler.core.lobby import Lobby
 from services.scheduler.core.queue_limits import QueueLimits
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Finish, Sequence
+from services.scheduler.core.steps import Steps
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import ErrorCode, RequestError
 from shared.ids import RequestId, SequenceId
@@ -39,6 +40,7 @@ class Desk:
     def __init__(
         self,
         book: Book,
+        steps: Steps,
         endings: Endings,
         streams: Streams,
         outbox: Outbox,
@@ -46,6 +48,7 @@ class Desk:
         queue_limits: QueueLimits,
     ) -> None:
         self._book = book
+        self._steps = steps
         self._endings = endings
         self._streams = streams
         self._outbox = outbox
@@ -146,6 +149,8 @@ class Desk:
         self._counters.requests_accepted += 1
         self._streams.accepted(request)
         self._end_what_is_over(request, event.at)
+        if request.is_live:
+            self._steps.prepare(request)
 
     def _arrived_again(self, event: RequestArrived, known: Request) -> None:
         self._streams.moved(known, event.gateway, event.at)

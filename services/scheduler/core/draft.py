@@ -33,6 +33,7 @@ class Draft:
     swap_out: list[Move] = field(default_factory=list)
     swap_in: list[Move] = field(default_factory=list)
     swapped_out: list[Request] = field(default_factory=list)
+    swapped_in: list[Request] = field(default_factory=list)
     sent: dict[SequenceId, SentRow] = field(default_factory=dict)
     owed: int = 0
     num_again: int = 0
@@ -61,6 +62,7 @@ class Draft:
             plan,
             self.sent,
             self.swapped_out,
+            self.swapped_in,
             num_tokens=len(self.decodes) + num_prompt_tokens,
             num_prompt_tokens=num_prompt_tokens,
             num_again=self.num_again,

@@ -32,6 +32,7 @@ class SentPlan:
     Attributes:
         rows: whose tokens are computed, by the sequence of the row.
         swapped_out: whose blocks its `swap_out` moves.
+        swapped_in: whose blocks its `swap_in` moves; they may have no row in it.
         num_prompt_tokens: how many of its tokens belong to rows of more than one.
         num_again: how many of its tokens had been computed before and were given up.
         is_doubtful: the plan before it was refused while it was in flight.
@@ -40,6 +41,7 @@ class SentPlan:
     plan: StepPlan
     rows: dict[SequenceId, SentRow]
     swapped_out: list[Request]
+    swapped_in: list[Request]
     num_tokens: int
     num_prompt_tokens: int
     num_again: int

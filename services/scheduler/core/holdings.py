@@ -110,6 +110,13 @@ class Holdings:
 
     # ----------------------------------------------------------------- starting
 
+    def prepare(self, request: Request) -> None:
+        """Hash what the lead begins with: when it arrives, not while a step waits for its start."""
+        if self.prefix is not None:
+            lead = request.live_sequences[0]
+            num_full = lead.num_tokens // self._block_size
+            self.prefix.hashes(lead, self._root(request), num_full)
+
     def hits(self, request: Request) -> list[BlockId] | None:
         """Full blocks of the first tokens that are here; None: the next is being computed.
 

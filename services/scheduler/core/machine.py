@@ -60,7 +60,7 @@ class Scheduler:
         self._streams = streams
         queue_limits = QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens)
         self._desk = Desk(
-            self.book, self._endings, streams, self._outbox, self.counters, queue_limits
+            self.book, self.steps, self._endings, streams, self._outbox, self.counters, queue_limits
         )
         self._limits: Limits | None = None
 

@@ -9,7 +9,8 @@ the walk begins again.
 
 Who came back, from the CPU pool or by computing all again, is *protected* until it has a new token:
 it gives way to nobody, and the blocks for its known tokens are kept from the growth of others. So
-whoever comes back gets further than it was, and nobody waits for ever.
+whoever comes back gets further than it was, by a token of one of its sequences at least, and nobody
+waits for ever.
 
 A request in whose steps executors died twice in a row is a suspect: it gets steps of its own, while
 the others pause, until it has its next token. So innocent ones cost a step each, and a culprit is
@@ -125,6 +126,7 @@ class Planner:
             for sequence, wanted in asked:  # nearly always: one sequence, one token
                 granted = grant(wanted)
                 if granted and not place(draft, request, sequence, granted):
+                    draft.shares.give_back(granted)
                     self._make_room(draft, request, 1, is_idle)
         if not suspects and not self._has_somebody_given_way:
             self._return_swapped(draft, is_idle)
@@ -153,10 +155,12 @@ class Planner:
             )
             room = self._rows.room(draft, request)
             if need > room:
+                draft.shares.give_back(sum(granted))
                 self._make_room(draft, request, need - room, is_idle)
                 return
         for (sequence, _), num_places in zip(asked, granted, strict=True):
             if num_places and not self._rows.place(draft, request, sequence, num_places):
+                draft.shares.give_back(num_places)
                 self._make_room(draft, request, 1, is_idle)
                 return
 
@@ -206,6 +210,7 @@ class Planner:
                 return
             self._book.change(request, Change.SWAP_IN)
             draft.swap_in += self._holdings.swap_in(request, draft.step_id)
+            draft.swapped_in.append(request)
             self._come_back(draft, request)
             for sequence in request.live_sequences:
                 if sequence.table is not None:

@@ -127,11 +127,14 @@ class Request:
         self.status = status_after(self.status, change)
 
     def usage(self) -> Usage:
-        """What the request cost so far; the token that stops a sequence counts."""
+        """What the request cost so far; the token that stops a sequence counts.
+
+        A resumed request may find tokens of its answer in the cache: they are not of its prompt.
+        """
         return Usage(
             prompt_tokens=len(self.submit.prompt),
             completion_tokens=sum(len(sequence.generated) for sequence in self.sequences),
-            cached_tokens=self.num_cached or 0,
+            cached_tokens=min(self.num_cached or 0, len(self.submit.prompt)),
         )
 
 

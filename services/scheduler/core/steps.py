@@ -92,15 +92,16 @@ class Steps:
     def join(self, ready: ExecutorReady) -> None:
         """An executor with empty pools takes plans from now on."""
         self._past_evictions = self.num_evictions
+        if self.holdings is not None and self.holdings.allocator.block_size != ready.block_size:
+            for request in self._book:
+                for sequence in request.sequences:
+                    sequence.hashes = []
         allocator = self._make_allocator(ready.num_gpu_blocks, ready.block_size)
         prefix = None
         if self._config.enable_prefix_caching:
             prefix = PrefixCache(allocator.pool, ready.block_size)
         self.holdings = Holdings(allocator, ready.num_cpu_blocks, prefix)
         self._costs = MachineCosts(ready.costs, self._counters)
-        for request in self._book:
-            for sequence in request.sequences:
-                sequence.hashes = []  # block sizes may differ
         giving_way = GivingWay(
             book=self._book,
             holdings=self.holdings,
@@ -137,9 +138,17 @@ class Steps:
         self.in_flight.clear()
         for request in (*self._book.running, *self._book.swapped):
             self.drop(request)
+        for request in self._book:
+            for sequence in request.sequences:
+                sequence.num_lost = 0  # whoever gave way before would compute it again anyway
         self._settle()
         self._planner = None
         return list(lost)
+
+    def prepare(self, request: Request) -> None:
+        """What can be done for a new request before it is planned."""
+        if self.holdings is not None:
+            self.holdings.prepare(request)
 
     def next_plan(self) -> SentPlan | None:
         """A plan to send now, if one may be sent and there is something to compute."""
@@ -184,12 +193,14 @@ class Steps:
     def doubt(self, refused: SentPlan) -> None:
         """A plan was refused, and nothing that rests on it is worth anything.
 
-        Who was swapped out by it, and who has a row in it and was not ended for it, computes all
-        again. The plan that was made after it may be refused for what this one did not draw: it is
-        doubtful, nothing is planned on top of it, and whoever has a row in it computes all again
+        Who was swapped out or in by it, and who has a row in it and was not ended for it, computes
+        all again. The plan that was made after it may be refused for what this one did not draw: it
+        is doubtful, nothing is planned on top of it, and whoever has a row in it computes all again
         if it is.
         """
-        for request in dict.fromkeys((*refused.swapped_out, *refused.requests)):
+        for request in dict.fromkeys(
+            (*refused.swapped_out, *refused.swapped_in, *refused.requests)
+        ):
             for sent in self.in_flight:
                 doubtful = [row for row in sent.rows.values() if row.request is request]
                 for row in doubtful:

@@ -146,7 +146,7 @@ class Streams:
                     )
                     for sequence in request.sequences
                 ),
-                cached_tokens=request.num_cached or 0,
+                cached_tokens=request.usage().cached_tokens,
                 prompt_logprobs=request.scores,
             ),
         )

@@ -354,7 +354,9 @@ def test_tokens_that_others_keep_in_the_cache_are_not_counted(swapping):
 
 def sent(moves=0, tokens=0, prompt_tokens=0, again=0):
     out = tuple(Move(at, at) for at in range(moves))
-    return SentPlan(StepPlan(Boot(1), 1, (), swap_out=out), {}, [], tokens, prompt_tokens, again)
+    return SentPlan(
+        StepPlan(Boot(1), 1, (), swap_out=out), {}, [], [], tokens, prompt_tokens, again
+    )
 
 
 def test_costs_are_corrected_by_what_steps_take():

@@ -15,6 +15,9 @@ class Shares(Protocol):
     def grant_new(self, wanted: int) -> int:
         """Tokens a sequence that starts now, and could use so many, may compute."""
 
+    def give_back(self, granted: int) -> None:
+        """Whoever was granted so many sits this step out: others may have them."""
+
 
 class Batching(Protocol):
     """Opens the budget of a step."""
@@ -54,3 +57,7 @@ class MixedShares:
         granted = min(wanted, self.left)
         self.left -= granted
         return granted
+
+    def give_back(self, granted: int) -> None:
+        """A decode's token, though set aside, is one more for prompts."""
+        self.left += granted
