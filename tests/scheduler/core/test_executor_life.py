@@ -274,6 +274,21 @@ def test_another_block_size_changes_no_answer(house, block_size):
         assert house.tokens(name) == house.solo(name)
 
 
+def test_what_a_lost_executor_took_is_no_cost_of_giving_way(build):
+    """B gave way and was to compute its tokens again; now it would have to in any case."""
+    house = build(4, 4, preemption_mode="recompute")
+    house.submit("A", prompt=6, max_tokens=5, ignore_eos=True)
+    house.submit("B", prompt=7, max_tokens=5, ignore_eos=True)
+    while not house.sequence("B").num_lost:
+        house.step()
+    house.lose_executor()
+    assert house.sequence("B").num_lost == 0
+    house.join()
+    while house.in_flight:
+        assert house.core.steps.in_flight[0].num_again == 0 or house.in_flight[0].step_id > 5
+        house.step()
+
+
 def test_another_eos_is_heeded_by_those_who_live(house):
     house.submit("A", prompt=6, max_tokens=8, min_tokens=6)
     house.lose_executor()

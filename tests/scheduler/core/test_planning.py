@@ -416,3 +416,26 @@ def test_preemption_counts_no_tokens_twice_but_computes_them_twice(build):
     counters = house.core.counters
     assert counters.tokens() == (68, 70)
     assert counters.computed_tokens > 68 + 70 - 2
+
+
+@pytest.mark.parametrize(("generated", "ahead", "wanted"), [(0, 0, 5), (2, 0, 7), (2, 1, 7)])
+def test_the_last_token_of_an_answer_wants_no_place(house, generated, ahead, wanted):
+    """Of 5 + 3 tokens the eighth is never computed, drawn or in flight."""
+    house.submit("A", prompt=5, max_tokens=3, ignore_eos=True)
+    sequence = house.sequence("A")
+    house.lose_executor()
+    sequence.generated, sequence.ahead = [1] * generated, ahead
+    assert (sequence.num_wanted, sequence.num_to_compute) == (wanted, wanted)
+    sequence.generated, sequence.ahead = [], 0
+    house.join()
+    house.run()
+    assert house.core.usage().num_free == 16
+
+
+def test_a_grant_that_is_given_back_is_for_others():
+    shares = Mixed(10).open([1, 1, 20, 20])
+    assert [shares.grant(1), shares.grant(20), shares.grant(20)] == [1, 8, 0]
+    shares.give_back(8)
+    assert shares.grant(20) == 8
+    shares.give_back(1)
+    assert shares.grant_new(5) == 1

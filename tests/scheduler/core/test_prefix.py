@@ -217,6 +217,27 @@ def test_a_new_executor_knows_nothing(cached):
     assert house.tokens("B") == house.solo("B")
 
 
+def test_what_waits_is_hashed_when_it_comes_and_not_again_for_another_executor(cached):
+    house = cached(join=False)
+    house.join()
+    house.submit("A", PROMPT, max_tokens=2, ignore_eos=True)
+    house.submit("B", PROMPT, max_tokens=2, ignore_eos=True)
+    assert house.status("B") is Status.WAITING
+    hashes = house.sequence("B").hashes
+    assert len(hashes) == 7
+    house.lose_executor()
+    house.submit("C", PROMPT, max_tokens=2, ignore_eos=True)
+    assert len(house.sequence("C").hashes) == 7
+    house.join()
+    assert house.sequence("B").hashes is hashes
+    house.lose_executor()
+    house.join(block_size=8)
+    assert len(house.sequence("B").hashes) < 7
+    house.run()
+    for name in "ABC":
+        assert house.tokens(name) == house.solo(name)
+
+
 def test_blocks_of_another_size_are_known_by_other_hashes(cached):
     """Both prompts begin alike for four tokens, and not for eight."""
     house = cached()
@@ -321,6 +342,28 @@ def test_a_block_given_up_for_an_equal_one_is_held_until_the_plans_that_name_it_
         assert house.tokens(name) == house.solo(name)
 
 
+def test_all_siblings_are_pointed_to_the_block_that_is_known(cached):
+    """Two prompts of two blocks are computed at once; four answers need a block each.
+
+    Six blocks just do once all four share the prompt's; with one sister left behind, two lack.
+    """
+    house = cached(num_blocks=6, watermark=0.0, join=False)
+    for name in "AB":
+        house.submit(name, PROMPT[:8], max_tokens=5, n=2, ignore_eos=True, prompt_logprobs=0)
+    house.join()
+    tables = [house.table(name, index) for name in "AB" for index in (0, 1)]
+    assert len({block for table in tables for block, _ in table}) == 4
+    house.step()
+    tables = [house.table(name, index)[:2] for name in "AB" for index in (0, 1)]
+    assert len(set(tables)) == 1
+    assert [house.ref_count(block) for block, _ in tables[0]] == [4, 4]
+    assert house.free == 0
+    house.run()
+    assert not house.core.counters.preemptions
+    for name in "AB":
+        assert house.answers(name) == house.solos(name)
+
+
 # ------------------------------------------------------------------ with giving way
 
 
@@ -345,3 +388,40 @@ def test_cached_tokens_are_told_to_whoever_attaches(cached):
     house.attach("B", "h")
     assert house.stream("B", "h").attached.cached_tokens == 28
     assert house.replies(Finished)[0].usage.cached_tokens == 28
+
+
+@pytest.mark.parametrize("how", ["gives way", "loses its executor"])
+def test_cached_tokens_are_those_of_the_first_life(cached, how):
+    house = cached(num_blocks=7, block_size=16, preemption_mode="recompute")
+    for name in "AB":
+        house.submit(name, prompt=34, max_tokens=35, ignore_eos=True)
+    house.step(3)
+    if how == "loses its executor":
+        house.lose_executor()
+        house.join()
+    house.run()
+    assert house.core.counters.preemptions[PreemptionMode.RECOMPUTE] >= 1
+    assert [cached_tokens(house, name) for name in "AB"] == [0, 0]
+    house.submit("AA", house.submits["A"].prompt, max_tokens=2, ignore_eos=True)
+    house.lose_executor()
+    assert house.core.book.get("AA").num_cached == 32
+    house.join()
+    house.run()
+    assert cached_tokens(house, "AA") == 32  # though it computed all itself in the end
+
+
+def test_of_a_resumed_answer_no_more_than_the_prompt_is_told_as_cached(cached):
+    house = cached()
+    house.submit("A", PROMPT[:9], max_tokens=20, ignore_eos=True)
+    house.run()
+    so_far = house.tokens("A")[:15]
+    house.submit(
+        "B", PROMPT[:9], max_tokens=20, ignore_eos=True, generated=so_far,
+        extra={"context": b"c"},
+    )  # fmt: skip
+    assert house.core.book.get("B").num_cached == 20
+    house.attach("B", "h")
+    assert house.stream("B", "h").attached.cached_tokens == 9
+    house.run()
+    assert house.stream("B", "h").finished.usage.cached_tokens == 9
+    assert house.tokens("B", "h") == house.solo("B")

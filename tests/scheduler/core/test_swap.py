@@ -162,6 +162,50 @@ def test_swapped_ones_come_back_before_anybody_starts(swapping):
         assert house.tokens(name) == house.solo(name)
 
 
+def three_of_which_two_are_out(swapping, **settings):
+    """A grows; C moves out for it, and then B."""
+    house = swapping(6, **settings)
+    house.submit("A", prompt=6, max_tokens=17, ignore_eos=True)
+    for name in "BC":
+        house.submit(name, prompt=7, max_tokens=12, ignore_eos=True)
+    while house.core.num_swapped < 2:
+        house.step()
+    return house
+
+
+def test_of_the_swapped_the_older_comes_back_first_though_it_went_last(swapping):
+    house, back = three_of_which_two_are_out(swapping), []
+    names = {house.sequence(name).sequence_id: name for name in "BC"}
+    out = [names[gave.sequence_id] for plan in house.plans for gave in plan.preemptions]
+    assert out == ["C", "B"]
+    while len(back) < 2:
+        house.step()
+        back += [
+            name for name in "BC" if name not in back and house.status(name) is not Status.SWAPPED
+        ]
+    assert back == ["B", "C"]
+    house.run()
+    for name in "ABC":
+        assert house.tokens(name) == house.solo(name)
+
+
+@pytest.mark.parametrize(("watermark", "first_back"), [(0.0, (2, 0)), (0.25, (1, 4))])
+def test_who_comes_back_leaves_the_watermark_free_while_others_run(swapping, watermark, first_back):
+    """B could come back beside A and take the last block; with a watermark it waits for A's end."""
+    house, returned = swapping(8, watermark=watermark), []
+    house.submit("A", prompt=6, max_tokens=16, ignore_eos=True)
+    house.submit("C", prompt=3, max_tokens=8, ignore_eos=True)
+    house.submit("B", prompt=7, max_tokens=10, ignore_eos=True)
+    while house.in_flight:
+        was_out = house.status("B") is Status.SWAPPED
+        house.step()
+        if was_out and house.status("B") is Status.RUNNING:
+            returned.append((house.core.num_running, house.free))
+    assert returned[0] == first_back
+    for name in "ABC":
+        assert house.tokens(name) == house.solo(name)
+
+
 # ------------------------------------------------------------------ no room, no more need
 
 
@@ -242,6 +286,23 @@ def test_who_was_moved_out_by_a_refused_plan_computes_all_again(swapping):
         assert house.tokens(name) == house.solo(name)
 
 
+def test_who_was_moved_in_by_a_refused_plan_computes_all_again_even_without_a_row_in_it(swapping):
+    house = three_of_which_two_are_out(swapping)
+    while not house.in_flight[-1].swap_in:
+        house.step()
+    sent = house.core.steps.in_flight[-1]
+    assert [request.request_id for request in sent.swapped_in] == ["B"]
+    for row in sent.rows.values():
+        for sequence in row.draws:
+            sequence.ahead -= 1
+    sent.rows.clear()  # as if nothing had been granted to it
+    before = house.core.counters.computed_tokens
+    house.refuse_step()
+    assert house.sequence("B").num_computed <= house.core.counters.computed_tokens - before
+    house.run()
+    assert house.tokens("B") == house.solo("B")
+
+
 # ------------------------------------------------------------------ no thrash
 
 
@@ -295,12 +356,13 @@ def test_the_blocks_of_who_came_back_are_kept_from_the_growth_of_others(build):
     house = build(8, 2, preemption_mode="recompute", max_num_batched_tokens=3, watermark=0.0)
     house.submit("A", prompt=2, max_tokens=14, ignore_eos=True)
     house.submit("B", prompt=8, max_tokens=4, ignore_eos=True)
-    came_back = 0
+    came_back, holdings = 0, house.core.steps.holdings
     while house.in_flight:
         house.step()
         request = house.core.book.get("B")
         if request.status is Status.RUNNING and request.is_protected:
-            came_back += 1
+            came_back += holdings.to_come(request) > 0
+            assert holdings.to_come(request) <= holdings.allocator.pool.num_available
     assert came_back > 0
     for name in "AB":
         assert house.tokens(name) == house.solo(name)
@@ -372,6 +434,14 @@ def test_costs_are_corrected_by_what_steps_take():
     assert counters.preemption_actual_s[RECOMPUTE] == 0
     machine.learn(sent(tokens=10, again=5), StepTimings(forward_s=0.5))
     assert counters.preemption_actual_s[RECOMPUTE] == pytest.approx(0.25)
+
+
+def test_one_step_moves_a_rate_by_a_tenth_of_the_way():
+    machine = MachineCosts(Costs(100, 1_000.0, 50.0), Counters())
+    machine.learn(sent(moves=10), StepTimings(swap_s=0.5))
+    machine.learn(sent(tokens=75, prompt_tokens=75), StepTimings(forward_s=0.5))
+    assert machine.copy_bytes_per_s == pytest.approx(0.9 * 1_000 + 0.1 * 2_000)
+    assert machine.prefill_tokens_per_s == pytest.approx(0.9 * 50 + 0.1 * 150)
 
 
 def test_a_rate_that_is_not_known_is_learned():
