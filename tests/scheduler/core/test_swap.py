@@ -351,20 +351,30 @@ def test_tiny_pools_end_and_nobody_gives_way_twice_without_a_new_token(
         assert house.answers(name) == house.solos(name)
 
 
-def test_the_blocks_of_who_came_back_are_kept_from_the_growth_of_others(build):
-    """B computes its prompt again in chunks; A, which is older, may not eat what B needs."""
-    house = build(8, 2, preemption_mode="recompute", max_num_batched_tokens=3, watermark=0.0)
-    house.submit("A", prompt=2, max_tokens=14, ignore_eos=True)
-    house.submit("B", prompt=8, max_tokens=4, ignore_eos=True)
-    came_back, holdings = 0, house.core.steps.holdings
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_the_blocks_of_who_came_back_are_kept_from_the_growth_of_others(build, mode):
+    """B places what it knows in chunks; A, which is older and grows, may not eat what B needs."""
+    num_blocks, *wishes = {
+        "recompute": (10, (3, 16), (4, 7), (8, 6)),
+        "swap": (12, (5, 16), (6, 5), (9, 6)),
+    }[mode]
+    house = build(
+        num_blocks, 2, preemption_mode=mode, num_cpu_blocks=12, max_num_batched_tokens=3,
+        watermark=0.0,
+    )  # fmt: skip
+    for name, (prompt, max_tokens) in zip("ACB", wishes, strict=True):
+        house.submit(name, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
+    holdings, to_come = house.core.steps.holdings, []
+    pool = holdings.allocator.pool
     while house.in_flight:
         house.step()
         request = house.core.book.get("B")
         if request.status is Status.RUNNING and request.is_protected:
-            came_back += holdings.to_come(request) > 0
-            assert holdings.to_come(request) <= holdings.allocator.pool.num_available
-    assert came_back > 0
-    for name in "AB":
+            to_come.append(holdings.to_come(request))
+            assert to_come[-1] <= pool.num_available + pool.num_settling
+    assert any(to_come), "it came back, and had not all its places at once"
+    assert house.core.counters.preemptions[PreemptionMode(mode)] >= 1
+    for name in "ABC":
         assert house.tokens(name) == house.solo(name)
 
 
