@@ -52,7 +52,7 @@ class Team {
         const int64_t count = phase.num_chunks();
         if (count == 0) return;
         const int members = members_.load();
-        if (count == 1 || members == 1) {
+        if (count == 1 || members == 1 || count > (int64_t)MASK) {
             for (int64_t chunk = 0; chunk < count; chunk++) phase.run(chunk, 0, chunk + 1 == count);
             return;
         }
