@@ -439,3 +439,21 @@ def test_a_grant_that_is_given_back_is_for_others():
     assert shares.grant(20) == 8
     shares.give_back(1)
     assert shares.grant_new(5) == 1
+
+
+def test_the_token_of_a_decode_that_finds_no_block_goes_to_a_prompt(build):
+    """A waits for a block; who came back and may not give way computes four tokens, not three."""
+    house = build(
+        12, 2, preemption_mode="recompute", max_num_batched_tokens=4, watermark=0.0,
+    )  # fmt: skip
+    for name, prompt, max_tokens in (("A", 2, 11), ("B", 9, 11), ("C", 8, 7)):
+        house.submit(name, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
+    lonely = []
+    while house.in_flight:
+        (row, *others), num_running = house.plans[-1].rows or [None], house.core.num_running
+        if row is not None and not others and num_running > 1:
+            lonely.append(len(row.token_ids))
+        house.step()
+    assert 4 in lonely, lonely
+    for name in "ABC":
+        assert house.tokens(name) == house.solo(name)
