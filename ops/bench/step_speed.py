@@ -7,7 +7,7 @@ ends take turns, one step each, with rests between, so that whatever else the ma
 of them; the bandwidth and the peak are measured between the same steps. A round's floor is the
 larger of (bytes of weights and cache / its bandwidth) and (products / its peak).
 
-Floor, prediction and result: docs/decisions/0002-the-whole-step-in-native-code.md.
+Floor, target and result: docs/decisions/0002-the-whole-step-in-native-code.md.
 """
 
 import argparse
