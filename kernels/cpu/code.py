@@ -40,6 +40,14 @@ _SOURCES: Final = (
     "tiles.py",
     "vector.py",
 )
+_ERROR_PATH: Final = (
+    "NRT_Free",
+    "numba_do_raise",
+    "numba_gil_ensure",
+    "numba_gil_release",
+    "numba_runtime_build_excinfo_struct",
+    "numba_unpickle",
+)
 _SIGNATURE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -81,7 +89,7 @@ def _start_llvm() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
-    for name in ("NRT_Free", "numba_gil_ensure", "numba_gil_release", "numba_unpickle"):
+    for name in _ERROR_PATH:  # one that is not found leaves all others unfound, libc's too
         if llvm.address_of_symbol(name) is None:  # numba itself, where loaded, has them
             llvm.add_symbol(name, abort)  # its error path, which our bodies cannot take
 

@@ -1,11 +1,17 @@
 """Block copies of the CPU back end: every size and alignment, on one thread and on several."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from kernels.cpu.backend import PIECE_BYTES
 from kernels.interface import Kernels
 from tests.kernels.backends import BACKENDS
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=["native", "numba"])
@@ -78,3 +84,19 @@ def test_pools_that_differ_are_refused(kernels: Kernels) -> None:
         kernels.copy_blocks(pool, random_bytes(4, 32, 0, 1), pairs)
     with pytest.raises(ValueError, match="contiguous"):
         kernels.copy_blocks(pool[::2], pool, pairs)
+
+
+def test_code_from_the_cache_finds_what_it_calls() -> None:
+    """Without numba, which tells LLVM where libc's functions are; odd bytes are libc's to copy."""
+    program = (
+        "import sys, torch\n"
+        "from kernels.cpu.backend import CpuKernels\n"
+        "from kernels.cpu.code import bodies\n"
+        "bodies('team')\n"
+        "assert sys.argv[1] == 'fill' or 'numba' not in sys.modules\n"
+        "pool = torch.arange(9, dtype=torch.uint8).view(3, 3).contiguous()\n"
+        "CpuKernels(torch.float32).copy_blocks(pool, pool, torch.tensor([[0, 2]]))\n"
+        "assert pool[2].tolist() == [0, 1, 2]\n"
+    )
+    for turn in ("fill", "use"):
+        subprocess.run([sys.executable, "-c", program, turn], check=True, cwd=ROOT)
