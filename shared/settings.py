@@ -51,19 +51,22 @@ def _endpoint(name: str) -> str:
     return f"ipc://{runtime_folder() / name}"
 
 
+FLAG_RULES: Final = SettingsConfigDict(
+    frozen=True,
+    extra="forbid",
+    cli_kebab_case=True,
+    cli_implicit_flags=True,
+    cli_exit_on_error=False,
+    cli_hide_none_type=True,
+    protected_namespaces=(),
+)
+"""What flags look like and how strict they are: of every command."""
+
+
 class CommonSettings(BaseSettings):
     """What every process has."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        frozen=True,
-        extra="forbid",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_exit_on_error=False,
-        cli_hide_none_type=True,
-        protected_namespaces=(),
-    )
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, **FLAG_RULES)
 
     config: Path | None = Field(None, description="TOML file with settings")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import arguments as words
+from kernels.cpu.checks import check_copy
 from kernels.cpu.code import bodies, kind_of
 from kernels.cpu.linear import pack_linear, pack_vocabulary
-from kernels.cpu.memory import advise_huge_pages, check_copy
+from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.plan import AttentionPlan
 from kernels.cpu.threads import num_threads, the_team
 from kernels.interface import (

@@ -45,22 +45,3 @@ def advise_huge_pages(tensor: Tensor) -> None:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         madvise(start, end - start, _MADV_HUGEPAGE)
-
-
-def check_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """What compiled code that copies blocks cannot check for itself. Raises: ValueError."""
-    if source.shape[1:] != destination.shape[1:] or source.dtype != destination.dtype:
-        raise ValueError(
-            f"a block of {source.dtype} {tuple(source.shape[1:])} is none of "
-            f"{destination.dtype} {tuple(destination.shape[1:])}"
-        )
-    if not (source.is_contiguous() and destination.is_contiguous() and pairs.is_contiguous()):
-        raise ValueError("pools and pairs must be contiguous")
-    if pairs.dtype != torch.int64 or pairs.shape[1:] != (2,):
-        raise ValueError(f"pairs are {pairs.dtype} {tuple(pairs.shape)}, not int64 [n, 2]")
-    low, high = pairs.amin(0).tolist(), pairs.amax(0).tolist()
-    for end, pool, first, last in zip(
-        ("source", "destination"), (source, destination), low, high, strict=True
-    ):
-        if first < 0 or last >= len(pool):
-            raise ValueError(f"{end} blocks {first}..{last} are not all in 0..{len(pool) - 1}")

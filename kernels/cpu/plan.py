@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import arguments as words
+from kernels.cpu.checks import check_queries
 from kernels.cpu.code import Body
 from kernels.cpu.threads import num_threads
 from kernels.interface import PackedBatch
@@ -87,14 +88,7 @@ class AttentionPlan:
 
 def _check(pool: Tensor, queries: Tensor, batch: PackedBatch) -> None:
     """What compiled code cannot check for itself."""
-    if queries.shape[1] % pool.shape[2]:
-        raise ValueError(
-            f"{pool.shape[2]} key-value heads do not divide {queries.shape[1]} query heads"
-        )
-    if queries.shape[2] % 8:
-        raise ValueError(f"head size {queries.shape[2]} is not a multiple of 8")
-    if queries.dtype != pool.dtype:
-        raise ValueError(f"queries are {queries.dtype}, the pool is {pool.dtype}")
+    check_queries(pool, queries)
     for name in ("row_starts", "context_lengths", "block_tables"):
         tensor: Tensor = getattr(batch, name)
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from services.bench.body import Backend
 from services.bench.report import METRICS
 from services.bench.workloads import WORKLOADS, Workload
 from shared.model_source import DEFAULT_MODEL
-from shared.settings import Port, Positive, Seconds, from_flags
+from shared.settings import FLAG_RULES, Port, Positive, Seconds, from_flags
 
 PROGRAM: Final = "splitflap bench"
 DatasetName = Literal["A", "B", "C", "random", "sharegpt", "prefix_repetition", "burstgpt"]
@@ -38,15 +38,7 @@ Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class BenchSettings(BaseSettings):
     """`splitflap bench`: load an OpenAI-compatible server, and report as `vllm bench serve`."""
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_exit_on_error=False,
-        cli_hide_none_type=True,
-        protected_namespaces=(),
-    )
+    model_config = FLAG_RULES
 
     base_url: str | None = Field(None, description="of the server; instead of --host and --port")
     host: str = Field("127.0.0.1", description="where the server listens")

@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.memory import Arena, advise_huge_pages, check_copy
+from kernels.cpu.checks import check_copy, check_queries
+from kernels.cpu.memory import Arena, advise_huge_pages
 from kernels.cpu.native import library
 from kernels.interface import (
     DecoderStep,
@@ -292,14 +293,7 @@ def _batch(batch: PackedBatch) -> library.Batch:
 
 def _check(pool: Tensor, queries: Tensor, batch: PackedBatch) -> None:
     """What native code cannot check for itself. Raises: ValueError saying what is wrong."""
-    if queries.shape[1] % pool.shape[2]:
-        raise ValueError(
-            f"{pool.shape[2]} key-value heads do not divide {queries.shape[1]} query heads"
-        )
-    if queries.shape[2] % 8:
-        raise ValueError(f"head size {queries.shape[2]} is not a multiple of 8")
-    if queries.dtype != pool.dtype:
-        raise ValueError(f"queries are {queries.dtype}, the pool is {pool.dtype}")
+    check_queries(pool, queries)
     _check_batch(batch)
 
 
