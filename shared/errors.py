@@ -23,6 +23,8 @@ class ErrorCode(StrEnum):
     NEVER_FITS = "request_too_large"
     QUEUE_FULL = "queue_full"
     DEADLINE = "deadline_exceeded"
+    PREFIX_BUDGET = "prefix_budget_exceeded"
+    UNKNOWN_PREFIX = "prefix_not_found"
     UNAVAILABLE = "service_unavailable"
     UNKNOWN_REQUEST = "unknown_request"
     MOVED = "stream_moved"

@@ -99,6 +99,38 @@ class Submit:
     resubmitted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Compute `token_ids` and keep their blocks for good: a prefix that many prompts begin with.
+
+    Requests of the same `key_hash` and `cache_salt` share them. Answered by `Pinned` once they are
+    computed, or by `Refused`. The same `pin_id` again is answered again. `context` is the
+    gateway's own, given back by `Pinned` and `Pins`.
+    """
+
+    pin_id: RequestId
+    token_ids: Ids
+    cache_salt: str = ""
+    key_hash: bytes = b""
+    context: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Let a pinned prefix go: answered by `Unpinned`, or by `Refused` (UNKNOWN_PREFIX)."""
+
+    pin_id: RequestId
+    key_hash: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPins:
+    """Which prefixes of this key are pinned? Answered by `Pins` with the same `query_id`."""
+
+    query_id: RequestId
+    key_hash: bytes = b""
+
+
 class CancelReason(StrEnum):
     """Why a gateway gives up a sequence or a request."""
 
@@ -182,12 +214,35 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class KVBill:
+    """What a request cost so far in blocks of the KV pool, over all its sequences.
+
+    Attributes:
+        peak_blocks: most different blocks that it held at once.
+        peak_saved_blocks: most that it would have held beyond those, had its sequences not shared.
+        sharing_saved: blocks without sharing minus blocks used, over blocks without sharing, each
+            summed over its steps; 0 to 1.
+        copied_blocks: copy-on-write.
+        swapped_bytes: to the CPU pool and back, both ways counted.
+    """
+
+    peak_blocks: int
+    peak_saved_blocks: int
+    sharing_saved: float
+    copied_blocks: int
+    preemptions_swap: int
+    preemptions_recompute: int
+    swapped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost so far, in tokens."""
+    """What a request cost so far, in tokens; with `--enable-kv-bill` in blocks too."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    bill: KVBill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +299,37 @@ class Attached:
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A pinned prefix.
+
+    `num_blocks` hold it, the last one perhaps in part; `num_hits` requests have begun with it so
+    far. While it is not `is_ready` its tokens are computed, or computed again.
+    """
+
+    pin_id: RequestId
+    num_tokens: int
+    num_blocks: int
+    is_ready: bool
+    num_hits: int = 0
+    context: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """This prefix is pinned no more; said to who asked, and to the gateway that pinned it."""
+
+    pin_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The answer to `ListPins`: oldest first."""
+
+    query_id: RequestId
+    items: tuple[Pinned, ...]
+
+
 # --------------------------------------------------------------------------- step link, down
 
 PREVIOUS: Final = -1
@@ -290,7 +376,10 @@ class Sample:
     `index` is the sequence's number within its request; the draw is a function of (`seed`,
     `index`, position in the sequence, prompt included). `history` is all tokens before the draw,
     prompt first (`num_prompt` of it), sent only when `draw.needs_history`; where the row says
-    PREVIOUS its last entry is PREVIOUS too. Beam rows set `draw` None and `num_top`.
+    PREVIOUS its last entry is PREVIOUS too.
+
+    With `draw` None nothing is drawn, as for a beam: `num_top` likeliest tokens are reported, and
+    `chosen` and `rank` are the likeliest one's. `index`, `seed` and the rest are then 0 or empty.
     """
 
     sequence_id: SequenceId
@@ -448,12 +537,27 @@ class StepFailed:
 
 # --------------------------------------------------------------------------- who may say what
 
-GatewayMessage: TypeAlias = Heartbeat | Hello | Submit | Cancel | Attach | Done
-SchedulerReply: TypeAlias = Heartbeat | Welcome | Accepted | Tokens | Finished | Refused | Attached
+GatewayMessage: TypeAlias = (
+    Heartbeat | Hello | Submit | Cancel | Attach | Done | Pin | Unpin | ListPins
+)
+SchedulerReply: TypeAlias = (
+    Heartbeat
+    | Welcome
+    | Accepted
+    | Tokens
+    | Finished
+    | Refused
+    | Attached
+    | Pinned
+    | Unpinned
+    | Pins
+)
 ExecutorMessage: TypeAlias = Heartbeat | ExecutorReady | StepResult | StepFailed
 StepCommand: TypeAlias = Heartbeat | Adopt | StepPlan | Drain
 
-TO_SCHEDULER: Final = (Heartbeat, Hello, Submit, Cancel, Attach, Done)
-TO_GATEWAY: Final = (Heartbeat, Welcome, Accepted, Tokens, Finished, Refused, Attached)
+TO_SCHEDULER: Final = (Heartbeat, Hello, Submit, Cancel, Attach, Done, Pin, Unpin, ListPins)
+TO_GATEWAY: Final = (
+    Heartbeat, Welcome, Accepted, Tokens, Finished, Refused, Attached, Pinned, Unpinned, Pins
+)  # fmt: skip
 FROM_EXECUTOR: Final = (Heartbeat, ExecutorReady, StepResult, StepFailed)
 TO_EXECUTOR: Final = (Heartbeat, Adopt, StepPlan, Drain)

@@ -1,11 +1,11 @@
 """How a request wants its tokens chosen, when it ends, and which of that we honour."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
-from shared.errors import InvalidField, Unsupported
+from shared.errors import InvalidField
 from shared.ids import Biases, Ids
 
 
@@ -71,6 +71,10 @@ class SamplingParams:
 
     `logprobs` and `prompt_logprobs` ask for log-probabilities of the raw distribution (before
     everything in `draw`): of each token, and of so many likeliest ones at its place (0: none).
+
+    With `use_beam_search` nothing is drawn (`draw` is `NO_DRAW`): the `n` texts with the highest
+    sum of log-probabilities, divided by length ** `length_penalty`, are searched with `n` beams, as
+    transformers does it; eos and `stop_token_ids` end a beam.
     """
 
     draw: DrawParams = DrawParams()
@@ -97,8 +101,14 @@ MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_TOKENS: Final = 32
 INT64: Final = range(-(2**63), 2**63)
 
+MAX_LENGTH_PENALTY: Final = 10.0
+MAX_EOS_TOKEN_IDS: Final = 64
+MAX_BEAM_TOP: Final = MAX_N + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+"""Most likeliest tokens that one place of a beam may be asked for (`num_beam_top`)."""
+
+NO_DRAW: Final = DrawParams(temperature=0.0)
+"""The only `draw` of a beam search."""
 _DEFAULT: Final = SamplingParams()
-_NOT_YET: Final = ("use_beam_search", "length_penalty", "early_stopping")
 
 
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: Ids = ()) -> None:
@@ -125,11 +135,33 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: Ids =
         wanted: int | None = getattr(params, name)
         if wanted is not None and not 0 <= wanted <= MAX_LOGPROBS:
             raise InvalidField(name, f"must be from 0 to {MAX_LOGPROBS}, not {wanted}")
-    for name in _NOT_YET:
-        if getattr(params, name) != getattr(_DEFAULT, name):
-            raise Unsupported(name)
+    _check_beams(params)
     check_draw(params.draw, vocab_size)
     _check_something_left(params, vocab_size, eos_token_ids)
+
+
+def num_beam_top(params: SamplingParams, num_stop_ids: int) -> int:
+    """Likeliest tokens of each place that a beam search looks at.
+
+    Of so many, `n` at least do not end a beam; whoever ends one must be among the best `n`.
+
+    Args:
+        num_stop_ids: how many tokens end a sequence, `stop_token_ids` included.
+    """
+    return max(params.n + num_stop_ids, params.logprobs or 0)
+
+
+def _check_beams(params: SamplingParams) -> None:
+    _check_range("length_penalty", params.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    if not params.use_beam_search:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(params, name) != getattr(_DEFAULT, name):
+                raise InvalidField(name, "is for beams: set use_beam_search or leave it out")
+        return
+    for field in fields(DrawParams):
+        if getattr(params.draw, field.name) != getattr(NO_DRAW, field.name):
+            advice = "must be 0" if field.name == "temperature" else "draws nothing: leave it out"
+            raise InvalidField(field.name, f"with use_beam_search, {advice}")
 
 
 def check_draw(draw: DrawParams, vocab_size: int) -> None:

@@ -154,6 +154,15 @@ class SchedulerSettings(CommonSettings):
     prefix_caching_hash_algo: Literal["sha256"] = Field(
         "sha256", description="what tells blocks of equal tokens apart from others"
     )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="who is served first: first come, or the lowest `priority`"
+    )
+    max_pinned_share: float = Field(
+        0.5, ge=0, lt=1, description="share of blocks that pinned prefixes may hold"
+    )
+    enable_kv_bill: bool = Field(
+        False, description="tell in `usage` what a request cost in blocks of the KV pool"
+    )
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
         1, description="steps sent ahead of their results, 1 or 2"
     )
@@ -172,7 +181,11 @@ class ExecutorSettings(CommonSettings):
         description="where the scheduler listens for the executor",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="of weights and KV cache; auto: bfloat16 where the CPU computes in it"
+        "auto",
+        description="of weights and activations; auto: bfloat16 where the CPU computes in it",
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8_e4m3"] = Field(
+        "auto", description="of keys and values in the KV pool; auto: the weights' own"
     )
     device: Literal["auto", "cpu"] = Field("auto", description="what computes; auto: the CPU")
     max_model_len: Positive | None = Field(
