@@ -208,7 +208,9 @@ def test_a_stop_string_found_before_any_model_is_known_is_answered_once_it_is(bu
     [({"max_num_seqs": 0}, "--max-num-seqs"), ({"watermark": 1.0}, "--watermark"),
      ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"),
      ({"plans_in_flight": 3}, "--plans-in-flight"),
-     ({"preemption_mode": "never"}, "--preemption-mode"), ({"stream_ttl_s": 0.0}, "--stream-ttl")],
+     ({"preemption_mode": "never"}, "--preemption-mode"), ({"stream_ttl_s": 0.0}, "--stream-ttl"),
+     ({"scheduling_policy": "lifo"}, "--scheduling-policy"),
+     ({"max_pinned_share": 1.0}, "--max-pinned-share")],
 )  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_by_its_flag(setting, flag):
     with pytest.raises(StartError, match=flag):
