@@ -4,6 +4,7 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.scheduler.core.book import Book
@@ -27,7 +28,7 @@ from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.steps import Steps
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import ErrorCode, RequestError
-from shared.ids import RequestId, SequenceId
+from shared.ids import RequestId
 from shared.messages import CancelReason, GeneratedSequence, Refused, Submit
 from shared.sampling import FinishReason
 
@@ -46,7 +47,9 @@ class Desk:
         outbox: Outbox,
         counters: Counters,
         queue_limits: QueueLimits,
+        num_pinned: Callable[[], int],
     ) -> None:
+        """`num_pinned` says how many blocks are kept for pinned prefixes now."""
         self._book = book
         self._steps = steps
         self._endings = endings
@@ -55,8 +58,8 @@ class Desk:
         self._counters = counters
         self._limits: Limits | None = None
         self._queue_limits = queue_limits
+        self._num_pinned = num_pinned
         self._lobby = Lobby()
-        self._last_sequence_id = 0
 
     @property
     def num_unchecked(self) -> int:
@@ -131,7 +134,7 @@ class Desk:
     def _admit(self, event: RequestArrived, limits: Limits) -> None:
         submit = event.submit
         try:
-            max_tokens = check_submit(submit, limits)
+            max_tokens = check_submit(submit, limits.beside(self._num_pinned()))
         except RequestError as error:
             self._counters.requests_refused[error.code] += 1
             self._refuse(event.gateway, submit.request_id, error.code, error.message, error.param)
@@ -163,12 +166,11 @@ class Desk:
         prompt = submit.prompt[:-1] if only_scores else submit.prompt
         sequences = []
         for index in range(submit.sampling.n):
-            self._last_sequence_id += 1
             is_resumed = index < len(submit.generated)
             so_far = submit.generated[index] if is_resumed else GeneratedSequence(())
             sequences.append(
                 Sequence(
-                    SequenceId(self._last_sequence_id),
+                    self._book.new_sequence_id(),
                     index,
                     prompt,
                     so_far.token_ids,
@@ -195,7 +197,8 @@ class Desk:
             for sequence in request.live_sequences
         ]
         try:
-            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), limits)
+            beside_pins = limits.beside(self._num_pinned())
+            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), beside_pins)
         except RequestError as error:
             message = f"the executor that came back cannot go on with this: {error.message}"
             self._endings.end_all(request, Finish.broken(message, error.code), at)
