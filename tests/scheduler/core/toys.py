@@ -16,6 +16,8 @@ from shared.messages import (
     Accepted,
     Attached,
     Finished,
+    Pinned,
+    Pins,
     PositionLogprobs,
     Refused,
     RowError,
@@ -23,6 +25,7 @@ from shared.messages import (
     Scored,
     StepResult,
     Tokens,
+    Unpinned,
 )
 from shared.sampling import FinishReason
 
@@ -220,6 +223,7 @@ class ToyGateway:
 
     def __init__(self):
         self.streams = defaultdict(Stream)
+        self.pinned, self.unpinned, self.pins = {}, [], None
         self.is_deaf = False
         self.may_gap = False
 
@@ -243,6 +247,12 @@ class ToyGateway:
                     assert self.may_gap, "Finished came before its tokens"
             case Refused(request_id):
                 self.streams[request_id].refused = message
+            case Pinned(pin_id):
+                self.pinned[pin_id] = message
+            case Unpinned(pin_id):
+                self.unpinned.append(pin_id)
+            case Pins():
+                self.pins = message
             case Attached(request_id):
                 self.streams[request_id].attached = message
                 self.streams[request_id].prompt_logprobs = message.prompt_logprobs
