@@ -12,7 +12,7 @@ from services.scheduler.core.pins import Pins, Prefix
 from services.scheduler.core.policies.order import Order
 from services.scheduler.core.request import Request
 from shared.errors import InvariantBroken
-from shared.ids import RequestId, SequenceId
+from shared.ids import RequestId
 
 
 class Book:
@@ -24,7 +24,6 @@ class Book:
             status: Line(order) for status in Status if status is not Status.FINISHED
         }
         self.pins = Pins()
-        self._last_sequence_id = 0
         self.num_queued = 0
         """Requests that have yet to take their first step; each arrival is measured by this."""
         self.num_queued_tokens = 0
@@ -87,11 +86,6 @@ class Book:
         self._requests[request.request_id] = request
         self.num_queued += 1
         self.num_queued_tokens += len(request.submit.prompt)
-
-    def new_sequence_id(self) -> SequenceId:
-        """An id that no sequence had before."""
-        self._last_sequence_id += 1
-        return SequenceId(self._last_sequence_id)
 
     def pin(self, prefix: Prefix) -> None:
         """A new prefix, waiting. Raises: InvariantBroken if its id is known."""

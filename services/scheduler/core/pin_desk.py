@@ -5,6 +5,7 @@ them. So a request that runs alone always finds its blocks. A prefix is counted 
 though it may share some with another.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from services.scheduler.core.book import Book
@@ -21,7 +22,7 @@ from services.scheduler.core.steps import Steps
 from services.scheduler.core.streams import Outbox
 from shared.errors import ErrorCode, InvalidField, PromptTooLong, RequestError
 from shared.geometry import blocks_in
-from shared.ids import RequestId
+from shared.ids import RequestId, SequenceId
 from shared.messages import Pin, Pinned, Pins, Refused, Unpinned
 from shared.sampling import FinishReason, unknown_ids
 
@@ -51,12 +52,14 @@ class PinDesk:
         outbox: Outbox,
         counters: Counters,
         config: SchedulerConfig,
+        sequence_ids: Iterator[SequenceId],
     ) -> None:
         self._book = book
         self._steps = steps
         self._outbox = outbox
         self._counters = counters
         self._config = config
+        self._sequence_ids = sequence_ids
         self._limits: Limits | None = None
         self._lobby: dict[RequestId, PinRequested] = {}
         """Those that came before any model was known."""
@@ -174,7 +177,7 @@ class PinDesk:
         except RequestError as error:
             self._refuse(event.gateway, pin.pin_id, error)
             return
-        prefix = Prefix(pin, event.gateway, self._book.new_sequence_id())
+        prefix = Prefix(pin, event.gateway, next(self._sequence_ids))
         self._book.pin(prefix)
         self._steps.prepare(prefix.request)
         self._counters.pins_taken += 1
