@@ -1,6 +1,7 @@
 """The weights in other servers' forms hold the numbers that Splitflap computes with."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from ops.bench.contest.cells import CELLS, Load
+from ops.bench.contest.runners import OfflineRunner
 from ops.bench.contest.weights import weights_of
+from services.bench.plan import Planned
 from services.executor.model.loader import expected_shapes, open_model
 from services.gateway.tokenizer import load_tokenizer
 from shared.model_source import find_model
@@ -113,3 +117,23 @@ def test_what_is_written_is_not_written_again(tiny):
 def test_only_a_gguf_file_can_be_written_so(tmp_path):
     with pytest.raises(SystemExit, match="only a GGUF file"):
         weights_of("toy", tmp_path)
+
+
+def test_transformers_generates_a_static_batch_of_them(tiny, tmp_path):
+    source, into = tiny
+    plans = [
+        Planned(({"role": "user", "content": text},), max_tokens=count, prompt_tokens=2)
+        for text, count in (("abc", 3), ("a 12 abc", 5))
+    ]
+    runner = OfflineRunner(weights_of(str(source), into), tmp_path)
+    runner.start()
+    try:
+        assert runner.is_alive()
+        measured = runner.measure(Load(CELLS["A8"], [], plans, []))
+        sampled = [replace(plan, num_choices=4, temperature=0.8) for plan in plans]
+        assert runner.measure(Load(CELLS["C"], [], sampled, [])).tokens_per_s > 0
+    finally:
+        runner.stop()
+    assert not runner.is_alive()
+    assert measured.tokens_per_s > 0
+    assert (measured.ttft_ms, measured.failed) == (None, 0)

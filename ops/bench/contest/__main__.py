@@ -29,7 +29,7 @@ from ops.bench.contest.memory import cpu_s
 from ops.bench.contest.plot import plot
 from ops.bench.contest.results import Results, Server
 from ops.bench.contest.runners import Measure, OfflineRunner, Runner, ServerRunner
-from ops.bench.contest.server_process import DidNotStart
+from ops.bench.contest.server_process import DidNotStart, end_by_sigterm
 from ops.bench.contest.table import write_table
 from ops.bench.contest.weights import Weights, default_folder, weights_of
 from ops.bench.step_speed import Limits as LimitsProbe
@@ -125,6 +125,7 @@ def tell(text: str) -> None:
 def main() -> None:
     """Read the command line, run, print the table, write what is to be kept."""
     options = read_options()
+    end_by_sigterm()
     cells = choose(options.only)
     peers, with_transformers = find_peers(options.peers)
     source = find_model(DEFAULT_MODEL)
@@ -142,11 +143,18 @@ def main() -> None:
         about = {"began": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": machine(),
                  "load_before": busy_cores_elsewhere(), "rounds": options.rounds,
                  "is_quick": options.quick}  # fmt: skip
-        turns.start_all()
-        for number in range(options.rounds):
-            turns.round(number, [Load.of(cell, number, tokens, quick=options.quick)
-                                 for cell in cells])  # fmt: skip
-    finish(turns.results, about, options.out)
+        try:
+            turns.start_all()
+            for number in range(options.rounds):
+                turns.round(
+                    number, [Load.of(c, number, tokens, quick=options.quick) for c in cells]
+                )
+        except KeyboardInterrupt:
+            tell("interrupted: this is what there is, and it is not kept")
+            options.out = None
+        print(write_table(turns.results))
+    if options.out is not None:
+        keep(turns.results, about, options.out)
 
 
 def make_runners(
@@ -156,11 +164,8 @@ def make_runners(
     return [ServerRunner(one, weights, logs, tokens.count) for one in contestants]
 
 
-def finish(results: Results, about: dict[str, object], out: Path | None) -> None:
-    """Print; keep JSON and figure if asked to."""
-    print(write_table(results))
-    if out is None:
-        return
+def keep(results: Results, about: dict[str, object], out: Path) -> None:
+    """JSON and figure."""
     out.parent.mkdir(parents=True, exist_ok=True)
     told = {"what": "ops/bench/contest, docs/bench.md", **about, **results.as_json()}
     out.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")

@@ -16,7 +16,7 @@ import uvloop
 from ops.bench.contest.cells import Load
 from ops.bench.contest.contestants import OFFLINE, ROOT, Contestant, told_without_paths
 from ops.bench.contest.memory import PeakMemory, tree
-from ops.bench.contest.server_process import ServerProcess, free_port
+from ops.bench.contest.server_process import DidNotStart, ServerProcess, free_port
 from ops.bench.contest.weights import Weights
 from services.bench.outcome import judge
 from services.bench.report import Report, summarize
@@ -207,8 +207,8 @@ class OfflineRunner:
     def stop(self) -> None:
         """For good."""
         if self._process is not None:
-            self._pipe(self._process.stdin).close()
-            self._process.wait(60)
+            self._process.kill()  # it has no state, and may be in the middle of a batch
+            self._process.communicate()  # to its end, and the pipes are closed
 
     def _ask(self, **asked: Any) -> float:
         assert self._process is not None
@@ -221,7 +221,7 @@ class OfflineRunner:
         assert self._process is not None
         line = self._pipe(self._process.stdout).readline()
         if not line:
-            raise SystemExit(
+            raise DidNotStart(
                 f"transformers ended; its last words:\n{self._log.read_text()[-2000:]}"
             )
         heard: dict[str, Any] = json.loads(line)

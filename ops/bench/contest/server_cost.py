@@ -26,7 +26,7 @@ import uvloop
 from ops.bench.contest.cells import Load, choose
 from ops.bench.contest.contestants import ROOT
 from ops.bench.contest.recording import Recorded, read
-from ops.bench.contest.server_process import ServerProcess, free_port
+from ops.bench.contest.server_process import ServerProcess, end_by_sigterm, free_port
 from services.bench.run import run
 from services.bench.tokens import load_tokens
 from services.executor.interpreter import Interpreter
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few requests")
     options, flags = parser.parse_known_args()
+    end_by_sigterm()
     tokens = load_tokens(DEFAULT_MODEL)
     loads = [Load.of(cell, 0, tokens, quick=options.quick) for cell in choose(options.only)]
     with tempfile.TemporaryDirectory() as folder:

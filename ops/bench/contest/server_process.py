@@ -18,6 +18,11 @@ STOPPED_WITHIN_S = 60.0
 POLL_S = 0.05
 
 
+def end_by_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that no server is left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def free_port() -> int:
     """Nobody listens there now."""
     with socket.socket() as probe:
