@@ -29,6 +29,7 @@ class Counters:
         preemption_estimated_s: seconds that giving way was expected to cost, where that is known.
         preemption_actual_s: seconds that moves and recomputed tokens took.
         reports_ignored: parts of a result about sequences that had no row in its plan.
+        deadlines_passed: requests that were ended, or refused before a model was known, for it.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
 
@@ -55,6 +56,7 @@ class Counters:
     results_dropped: int = 0
     reports_ignored: int = 0
     executor_losses: int = 0
+    deadlines_passed: int = 0
     resent_runs: int = 0
 
     @property

@@ -137,8 +137,8 @@ def _check_lines(scheduler: Scheduler) -> None:
         story = f"{[r.request_id for r in in_line]} stand in the line, {sorted(by_status)} say so"
         _demand({r.request_id for r in in_line} == by_status, f"lines, {status}", story)
         _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
-        places = [(request.arrival, request.request_id) for request in in_line]
-        _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
+        places = [book.order.place(request) for request in in_line]
+        _demand(places == sorted(places), f"lines, {status}, in their order", str(places))
     most = scheduler.config.most_sequences
     sequences = sum(len(request.live_sequences) for request in book.running)
     _demand(

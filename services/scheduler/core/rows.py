@@ -58,6 +58,8 @@ class Rows:
         (draft.prompts if first < num_tokens - 1 else draft.decodes).append(row)
         if copies:
             draft.copies += copies
+            if request.bill is not None:
+                request.bill.copied_blocks += len(copies)
         draft.sent[sequence_id] = SentRow(request, sequence, table, last, draws, score)
         self._counters.computed_tokens += num_placed
         if sequence.num_lost > first:
