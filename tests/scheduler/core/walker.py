@@ -397,8 +397,13 @@ def _submit(walker, dice, gateway, _):
     family, tenant = dice.choice((None, 0, 1)), dice.choice((0, 0, 1))
     walker.submit(
         dice.randrange(1, 16), most, gateway, params, age_s, family, tenant,
-        priority=dice.choice(walker.priorities), deadline_s=dice.choice(walker.deadlines),
+        priority=_any_of(dice, walker.priorities), deadline_s=_any_of(dice, walker.deadlines),
     )  # fmt: skip
+
+
+def _any_of(dice, several):
+    """One of these; where there is only one, no throw is spent on it."""
+    return dice.choice(several) if len(several) > 1 else several[0]
 
 
 _MOVES = {
