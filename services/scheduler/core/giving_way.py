@@ -61,7 +61,7 @@ class GivingWay:
                 self.moved(victim, moves)
                 draft.swapped_out.append(victim)
                 self._book.change(victim, Change.SWAP_OUT)
-        draft.num_running -= victim.num_live
+        draft.num_running -= victim.num_seats
         victim.is_protected = False
         if mode is PreemptionMode.RECOMPUTE:
             self._drop(victim, Change.RECOMPUTE)

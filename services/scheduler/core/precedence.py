@@ -69,7 +69,7 @@ class Precedence:
         if urgent is None or urgent.is_suspect or self._victims(urgent, draft.num_running) != []:
             return 0
         if urgent.status is Status.SWAPPED:
-            return min(urgent.num_live, draft.shares.left)
+            return min(urgent.num_seats, draft.shares.left)
         num_found = len(self._hits(urgent) or ()) * self._holdings.allocator.block_size
         wanted = urgent.live_sequences[0].num_to_compute - num_found
         return min(wanted, draft.shares.left)
@@ -94,13 +94,13 @@ class Precedence:
         given: Counter[BlockId] = Counter()
         while True:
             spare = self._watermark_blocks if len(victims) < len(running) else 0
-            if seats >= urgent.num_live and free - need >= spare:
+            if seats >= urgent.num_seats and free - need >= spare:
                 return victims
             if not behind:
                 return None
             victim = behind.pop()
             victims.append(victim)
-            seats += victim.num_live
+            seats += victim.num_seats
             free += to_come(victim)
             for block_id in _blocks(victim):
                 given[block_id] += 1

@@ -106,7 +106,8 @@ def test_a_defaulted_max_tokens_is_the_rest_of_the_context_when_the_pool_is_larg
     [({"n": 0}, "n"), ({"n": 129}, "n"), ({"logprobs": 21}, "logprobs"),
      ({"min_tokens": 9, "max_tokens": 8},
      "min_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"stop_token_ids": (VOCAB,)},
-     "stop_token_ids"), ({"use_beam_search": True}, "use_beam_search")],
+     "stop_token_ids"), ({"use_beam_search": True}, "temperature"),
+     ({"length_penalty": 2.0}, "length_penalty")],
 )  # fmt: skip
 def test_sampling_is_checked_and_the_field_is_named(house, params, field):
     house.submit("A", sampling=SamplingParams(**params))
