@@ -16,6 +16,7 @@ from services.scheduler.core.draft import Draft
 from services.scheduler.core.giving_way import GivingWay
 from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.lifecycle import Status
+from services.scheduler.core.pins import Found
 from services.scheduler.core.request import Request
 from shared.ids import BlockId
 
@@ -49,12 +50,12 @@ class Precedence:
 
     @property
     def urgent(self) -> Request | None:
-        """Who is next, if somebody runs who has a greater number."""
+        """Who is next, if a greater number runs; nobody makes way for a pinned prefix."""
         running = self._book.running
         line = self._book.swapped if self.is_swapped_next else self._book.waiting
-        if not running or not line or line.first.priority >= running.last.priority:
+        if not running or not line or line.first.is_pin:
             return None
-        return line.first
+        return line.first if line.first.priority < running.last.priority else None
 
     def make_way(self, draft: Draft) -> None:
         """Let those give way for whom the next one must not wait; they have no row yet."""
@@ -70,23 +71,25 @@ class Precedence:
             return 0
         if urgent.status is Status.SWAPPED:
             return min(urgent.num_seats, draft.shares.left)
-        num_found = len(self._hits(urgent) or ()) * self._holdings.allocator.block_size
-        wanted = urgent.live_sequences[0].num_to_compute - num_found
-        return min(wanted, draft.shares.left)
+        found = self._found(urgent)
+        num_found = found.num_tokens if found is not None else 0
+        return min(urgent.live_sequences[0].num_to_compute - num_found, draft.shares.left)
 
-    def _hits(self, urgent: Request) -> list[BlockId] | None:
-        return [] if urgent.status is Status.SWAPPED else self._holdings.hits(urgent)
+    def _found(self, urgent: Request) -> Found | None:
+        return Found([], 0) if urgent.status is Status.SWAPPED else self._holdings.hits(urgent)
 
     def _victims(self, urgent: Request, num_running: int) -> list[Request] | None:
         """Who has to give way so that `urgent` can be let in; None: it cannot be, whoever does."""
-        hits = self._hits(urgent)
-        if hits is None:
+        found = self._found(urgent)
+        if found is None:
             return None  # its next block is being computed: it waits for that
         to_come, running, pool = self._holdings.to_come, self._book.running, self._pool
         if urgent.status is Status.SWAPPED:
             need = self._holdings.to_return(urgent)
         else:
-            need = to_come(urgent) - len(hits) + sum([not pool.ref_count(one) for one in hits])
+            block_size = self._holdings.allocator.block_size
+            need = found.num_new_blocks(to_come(urgent), block_size)
+            need += sum([not pool.ref_count(block_id) for block_id in found.blocks])
         seats = self._max_running - num_running
         free = pool.num_available + pool.num_settling - sum(map(to_come, running))
         behind = [r for r in running if r.priority > urgent.priority and not r.is_protected]
@@ -106,7 +109,7 @@ class Precedence:
                 given[block_id] += 1
                 if given[block_id] == pool.ref_count(block_id):
                     free += 1
-                    need += block_id in hits  # found there still, but free no more
+                    need += block_id in found.blocks  # found there still, but free no more
 
 
 def _blocks(request: Request) -> list[BlockId]:
