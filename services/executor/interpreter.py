@@ -117,12 +117,17 @@ class Interpreter:
 
 
 def _outcomes(plan: StepPlan, result: StepResult) -> dict[SequenceId, int | None]:
-    """What each sequence of the plan drew; None where it should have drawn and could not."""
-    tokens: dict[SequenceId, int | None] = {
-        sample.sequence_id: None for row in plan.rows for sample in row.samples
+    """What each sequence of the plan drew; None where it should have drawn and could not.
+
+    A sequence whose sample only reports is not among them: nothing may go on from it.
+    """
+    drawn = {sampled.sequence_id: sampled.token_id for sampled in result.sampled}
+    return {
+        sample.sequence_id: drawn.get(sample.sequence_id)
+        for row in plan.rows
+        for sample in row.samples
+        if sample.draw is not None
     }
-    tokens.update({sampled.sequence_id: sampled.token_id for sampled in result.sampled})
-    return tokens
 
 
 def _split_lost(

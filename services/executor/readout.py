@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.logprobs import is_usable, raw_logprobs
+from services.executor.logprobs import is_usable, likeliest, raw_logprobs
 from services.executor.sampler import Draw, NoToken, Sampler
 from shared.errors import ErrorCode
 from shared.ids import SequenceId
@@ -35,7 +35,7 @@ def read_out(
     logits: NDArray[np.float32],
     previous: Mapping[SequenceId, int],
 ) -> Readout:
-    """Draw all samples and score all that is to be scored.
+    """Draw or report all samples and score all that is to be scored.
 
     Args:
         sampler: of the model's vocabulary.
@@ -74,15 +74,26 @@ def _samples(
     errors: dict[SequenceId, RowError],
 ) -> Iterator[tuple[SequenceId, Sampled]]:
     """Each sample's outcome, with the name of its row; failed rows go into `errors`."""
-    for draw, token in zip(draws, sampler.draw(logits, draws), strict=True):
-        name, num_top = sampling[draw.row].sequence_id, draw.sample.num_top
-        if token is NoToken.NOT_FINITE:
+    tokens = iter(sampler.draw(logits, [draw for draw in draws if draw.sample.draw is not None]))
+    for draw in draws:
+        name, sample, row = sampling[draw.row].sequence_id, draw.sample, logits[draw.row]
+        token = _report(row, sample) if sample.draw is None else next(tokens)
+        if isinstance(token, Sampled):
+            yield name, token
+        elif token is NoToken.NOT_FINITE:
             errors[name] = RowError(name, _NOT_FINITE)
         elif token is NoToken.ALL_EXCLUDED:
             errors.setdefault(name, RowError(name, _ALL_EXCLUDED, ErrorCode.INVALID))
         else:
-            told = None if num_top is None else raw_logprobs(logits[draw.row], token, num_top)
-            yield name, Sampled(draw.sample.sequence_id, token, told)
+            told = None if sample.num_top is None else raw_logprobs(row, token, sample.num_top)
+            yield name, Sampled(sample.sequence_id, token, told)
+
+
+def _report(row: NDArray[np.float32], sample: Sample) -> Sampled | NoToken:
+    """What a sample that draws nothing is told of a row, [vocab_size]."""
+    if not is_usable(row):
+        return NoToken.NOT_FINITE
+    return Sampled(sample.sequence_id, None, likeliest(row, sample.num_top or 1))
 
 
 def _scores(

@@ -7,13 +7,21 @@ import numpy as np
 
 from shared.errors import RequestError
 from shared.messages import PREVIOUS, Row, Sample, Score
-from shared.sampling import INT64, MAX_BIAS, MAX_LOGPROBS, DrawParams, check_numbers, unknown_ids
+from shared.sampling import (
+    INT64,
+    MAX_BEAM_TOP,
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    DrawParams,
+    check_numbers,
+    unknown_ids,
+)
 
 
 def wrong_with_sample(row: Row, sample: Sample, vocab_size: int) -> str | None:
     """Why this sample of `row` must not be drawn; None if it may."""
     if sample.draw is None:
-        return "it draws nothing"
+        return _wrong_with_report(sample, vocab_size)
     if sample.seed not in INT64:
         return f"seed {sample.seed} is beyond 64 bits"
     if not 0 <= sample.index < 2**63:
@@ -39,6 +47,17 @@ def wrong_with_score(row: Row, score: Score, vocab_size: int) -> str | None:
         return f"positions {first}..{end - 1} are not all in {row.first_position}..{row_end - 1}"
     if unknown := unknown_ids(score.token_ids, vocab_size):
         return f"token id {unknown[0]} is not in the vocabulary 0..{vocab_size - 1}"
+    return None
+
+
+def _wrong_with_report(sample: Sample, vocab_size: int) -> str | None:
+    """Where nothing is drawn there is nothing but a number of likeliest tokens to ask for."""
+    most = min(MAX_BEAM_TOP, vocab_size)
+    if sample.num_top is None or not 1 <= sample.num_top <= most:
+        return f"it draws nothing, and num_top {sample.num_top} is not in 1..{most}"
+    for name in ("index", "seed", "history", "num_prompt", "banned_ids"):
+        if getattr(sample, name):
+            return f"it draws nothing, and {name} is for draws"
     return None
 
 

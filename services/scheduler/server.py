@@ -103,6 +103,9 @@ class SchedulerServer:
                 max_num_queued_tokens=self.settings.max_num_queued_tokens,
                 preemption_mode=self.settings.preemption_mode,
                 enable_prefix_caching=self.settings.enable_prefix_caching,
+                scheduling_policy=self.settings.scheduling_policy,
+                max_pinned_share=self.settings.max_pinned_share,
+                enable_kv_bill=self.settings.enable_kv_bill,
                 plans_in_flight=self.settings.plans_in_flight,
             )
         )

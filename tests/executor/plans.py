@@ -16,6 +16,11 @@ def sample(sequence_id=1, draw=GREEDY, **more):
     return Sample(**{"sequence_id": sequence_id, "index": 0, "seed": 0, "draw": draw, **more})
 
 
+def report(sequence_id=1, **more):
+    """A sample that draws nothing: two likeliest tokens, unless said otherwise."""
+    return sample(sequence_id, **{"draw": None, "num_top": 2, **more})
+
+
 def row(token_ids=(65,), first_position=0, block_table=(0,), sequence_id=1, samples=None, **more):
     """A row that draws its sequence's next token, unless said otherwise."""
     return Row(

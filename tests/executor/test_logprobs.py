@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.logprobs import is_usable, raw_logprobs
+from services.executor.logprobs import is_usable, likeliest, raw_logprobs
 
 
 def random_row(seed, vocab_size, spread=4.0):
@@ -31,7 +31,7 @@ def test_the_best_are_in_order_and_of_equals_the_smaller_id_comes_first(vocab_si
         row = random_row(seed, vocab_size)
         row = row.round() if has_ties else row
         order = sorted(range(vocab_size), key=lambda i: (-row[i], i))
-        for num_top in (0, 1, 2, 5, 20):
+        for num_top in (0, 1, 2, 5, 20, 448):
             found = raw_logprobs(row, seed % vocab_size, num_top)
             assert found.top_ids == tuple(order[:num_top])
             assert list(found.top) == sorted(found.top, reverse=True)
@@ -54,6 +54,13 @@ def test_the_token_and_the_first_of_the_top_agree_to_the_last_bit():
     best = raw_logprobs(row, int(row.argmax()), 1)
     assert best.top == (best.chosen,)
     assert best.rank == 1
+
+
+@pytest.mark.parametrize("vocab_size", [1, 21, 700, 49_152])
+@pytest.mark.parametrize("num_top", [1, 5, 448])
+def test_without_a_choice_the_likeliest_stands_for_it(vocab_size, num_top):
+    row = random_row(3, vocab_size)
+    assert likeliest(row, num_top) == raw_logprobs(row, int(row.argmax()), num_top)
 
 
 def test_what_the_model_rules_out_is_minus_infinity():

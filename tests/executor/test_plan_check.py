@@ -5,7 +5,7 @@ import pytest
 from services.executor.plan_check import BadPlan, LastStep, check_plan
 from shared.messages import PREVIOUS, Move, Score
 from shared.sampling import DrawParams
-from tests.executor.plans import LIMITS, plan, row, sample
+from tests.executor.plans import LIMITS, plan, report, row, sample
 
 LAST = LastStep(step_id=4, tokens={1: 65, 2: None})
 
@@ -49,6 +49,7 @@ GOOD = [
     plan(row(samples=[sample(draw=DrawParams(0.5, 0.9, 40, 0.1), seed=-(2**63))])),
     plan(row(samples=[sample(banned_ids=(0, 256, 511))])),
     plan(row(samples=[sample(num_top=0), sample(2, num_top=20)])),
+    plan(row(samples=[report(num_top=1), report(2, num_top=448), sample(3)])),
     plan(row(samples=[sample(draw=DrawParams(logit_bias=((3, -100.0), (511, 100.0))))])),
     plan(row(samples=[sample(draw=DrawParams(allowed_token_ids=(0, 511), bad_words=((3,),)))])),
     penalised(),
@@ -104,8 +105,14 @@ BAD = [
     # samples
     (plan(row(samples=[sample(num_top=-1)])), "num_top -1 is not in 0..20"),
     (plan(row(samples=[sample(num_top=21)])), "num_top 21 is not in 0..20"),
-    (plan(row(samples=[sample(draw=None)])), "draws nothing"),
-    (plan(row(samples=[sample(draw=None, num_top=2)])), "draws nothing"),
+    (plan(row(samples=[sample(draw=None)])), "draws nothing, and num_top None is not in 1..448"),
+    (plan(row(samples=[sample(draw=None, num_top=0)])), "num_top 0 is not in 1..448"),
+    (plan(row(samples=[sample(draw=None, num_top=449)])), "num_top 449 is not in 1..448"),
+    (plan(row(samples=[report(index=1)])), "draws nothing, and index is for draws"),
+    (plan(row(samples=[report(seed=1)])), "seed is for draws"),
+    (plan(row(samples=[report(banned_ids=(1,))])), "banned_ids is for draws"),
+    (plan(row(samples=[report(history=(65,), num_prompt=1)])), "history is for draws"),
+    (plan(row(samples=[report(num_prompt=1)])), "num_prompt is for draws"),
     (plan(row(samples=[sample(seed=2**63)])), "seed 9223372036854775808 is beyond 64 bits"),
     (plan(row(samples=[sample(index=-1)])), "index -1"),
     (plan(row(samples=[sample(banned_ids=(512,))])), "banned id 512 is not in the vocabulary"),

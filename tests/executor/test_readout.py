@@ -13,7 +13,7 @@ from shared.sampling import DrawParams
 from tests.executor.hands import Feverish, Hands
 from tests.executor.plain_sampler import adjusted
 from tests.executor.plain_toy import toy_logits
-from tests.executor.plans import GREEDY, row, sample
+from tests.executor.plans import GREEDY, report, row, sample
 
 TEXT = tuple(range(65, 77))
 
@@ -134,6 +134,52 @@ def test_a_row_is_told_the_same_bits_alone_and_in_company(hands):
     assert together.sampled == tuple(made for result in alone for made in result.sampled)
     assert together.scored == backwards.scored[::-1]
     assert together.scored == tuple(made for result in alone for made in result.scored)
+
+
+# --------------------------------------------------------------------------- reports
+
+
+@pytest.mark.parametrize("num_top", [1, 2, 5, 21, 448])
+def test_a_sample_that_draws_nothing_is_told_the_likeliest_tokens(hands, num_top):
+    (made,) = hands.run(row(TEXT[:3], samples=[report(num_top=num_top)])).sampled
+    wanted = log_softmax(*TEXT[:3])
+    best = wanted.topk(num_top)
+    assert made.token_id is None
+    assert made.logprobs.top_ids == tuple(best.indices.tolist())
+    assert made.logprobs.top == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert (made.logprobs.chosen, made.logprobs.rank) == (made.logprobs.top[0], 1)
+
+
+def test_reports_and_draws_share_plans_and_rows_and_keep_their_order(hands):
+    wishes = [report(1), sample(2, num_top=2), report(3, num_top=4), sample(4)]
+    shared = hands.run(row(TEXT[:3], samples=wishes), row(TEXT[:2], 0, (1,), 9)).sampled
+    assert [made.sequence_id for made in shared] == [1, 2, 3, 4, 9]
+    best = int(logits_after(*TEXT[:3]).argmax())
+    assert [made.token_id for made in shared[:4]] == [None, best, None, best]
+    assert shared[0].logprobs == shared[1].logprobs
+    assert shared[2].logprobs.top[:2] == shared[0].logprobs.top
+    rows = [row(TEXT[i : i + 3], 0, (i,), i, samples=[report(i)]) for i in range(8)]
+    together = hands.run(*rows, step_id=2).sampled
+    alone = [hands.run(each, step_id=3 + i).sampled[0] for i, each in enumerate(rows)]
+    assert list(together) == alone
+
+
+def test_nothing_goes_on_from_what_was_only_reported(hands):
+    hands.run(row(TEXT[:3], samples=[report(1), sample(2)]))
+    refused = hands.run(row((PREVIOUS,), 3, (0,)), step_id=2)
+    assert "sequence 1: PREVIOUS, but step 1 drew nothing for it" in refused.message
+    assert hands.draws(row((PREVIOUS,), 3, (0,), 2), step_id=2).keys() == {2}
+
+
+def test_nonsense_ends_a_row_that_would_be_reported():
+    hands = Hands(Feverish())
+    rows = [row((65, 90), 0, (0,), 1, samples=[report(1)]),
+            row((65, 66), 0, (1,), 2, samples=[report(2)])]  # fmt: skip
+    result = hands.run(*rows)
+    assert result.row_errors == (RowError(1, "its logits are not finite"),)
+    assert [made.sequence_id for made in result.sampled] == [2]
+    failed = hands.run(row((PREVIOUS,), 2, (0,)), step_id=2)
+    assert "drew nothing for it" in failed.message
 
 
 # --------------------------------------------------------------------------- scores

@@ -79,9 +79,12 @@ def check_result(result, plan):
     asked = [sample for each in rows for sample in each.samples]
     assert [made.sequence_id for made in result.sampled] == [s.sequence_id for s in asked]
     for made, sample in zip(result.sampled, asked, strict=True):
-        assert 0 <= made.token_id < VOCAB_SIZE
-        assert made.token_id not in sample.banned_ids
-        assert made.token_id in (sample.draw.allowed_token_ids or range(VOCAB_SIZE))
+        if sample.draw is None:
+            assert made.token_id is None
+        else:
+            assert 0 <= made.token_id < VOCAB_SIZE
+            assert made.token_id not in sample.banned_ids
+            assert made.token_id in (sample.draw.allowed_token_ids or range(VOCAB_SIZE))
         assert (made.logprobs is None) == (sample.num_top is None)
         assert made.logprobs is None or len(made.logprobs.top_ids) == sample.num_top
     scores = [(each.sequence_id, each.score) for each in rows if each.score]

@@ -8,6 +8,7 @@ from shared.ids import Boot
 from shared.messages import MAX_SCORED_TOKENS
 
 PREEMPTION_MODES: Final = ("auto", "swap", "recompute")
+SCHEDULING_POLICIES: Final = ("fcfs", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,9 @@ class SchedulerConfig:
         plans_in_flight: plans sent ahead of their results, 1 or 2.
         preemption_mode: what becomes of a victim's blocks: auto, swap or recompute.
         enable_prefix_caching: whether full blocks are kept for prompts that begin alike.
+        scheduling_policy: who is served first: fcfs, or by priority and then fcfs.
+        max_pinned_share: share of the pool's blocks that pinned prefixes may hold, 0 to below 1.
+        enable_kv_bill: whether each request's cost in blocks is counted and told in its usage.
         max_scored_tokens: most prompt tokens whose log-probabilities one step reports.
         max_num_queued_reqs: most requests that wait for their first step; more are refused.
         max_num_queued_tokens: most prompt tokens that these may have together.
@@ -37,6 +41,9 @@ class SchedulerConfig:
     plans_in_flight: int = 1
     preemption_mode: str = "auto"
     enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    max_pinned_share: float = 0.5
+    enable_kv_bill: bool = False
     max_scored_tokens: int = MAX_SCORED_TOKENS
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 4 * 2**20
@@ -62,6 +69,15 @@ class SchedulerConfig:
             raise StartError(
                 f"--preemption-mode must be one of {', '.join(PREEMPTION_MODES)}, "
                 f"not {self.preemption_mode}"
+            )
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            raise StartError(
+                f"--scheduling-policy must be one of {', '.join(SCHEDULING_POLICIES)}, "
+                f"not {self.scheduling_policy}"
+            )
+        if not 0 <= self.max_pinned_share < 1:
+            raise StartError(
+                f"--max-pinned-share must be from 0 to below 1, not {self.max_pinned_share}"
             )
         if not 1 <= self.max_scored_tokens <= MAX_SCORED_TOKENS:
             raise StartError(

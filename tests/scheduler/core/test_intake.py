@@ -116,7 +116,8 @@ def test_an_option_of_a_later_part_is_refused_and_never_ignored(house, extra, fi
     [({"n": 0}, "n"), ({"n": 129}, "n"), ({"logprobs": 21}, "logprobs"),
      ({"min_tokens": 9, "max_tokens": 8},
      "min_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"stop_token_ids": (VOCAB,)},
-     "stop_token_ids"), ({"use_beam_search": True}, "use_beam_search")],
+     "stop_token_ids"), ({"use_beam_search": True}, "temperature"),
+     ({"length_penalty": 2.0}, "length_penalty")],
 )  # fmt: skip
 def test_sampling_is_checked_and_the_field_is_named(house, params, field):
     house.submit("A", sampling=SamplingParams(**params))
@@ -208,7 +209,9 @@ def test_a_stop_string_found_before_any_model_is_known_is_answered_once_it_is(bu
     [({"max_num_seqs": 0}, "--max-num-seqs"), ({"watermark": 1.0}, "--watermark"),
      ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"),
      ({"plans_in_flight": 3}, "--plans-in-flight"),
-     ({"preemption_mode": "never"}, "--preemption-mode"), ({"stream_ttl_s": 0.0}, "--stream-ttl")],
+     ({"preemption_mode": "never"}, "--preemption-mode"), ({"stream_ttl_s": 0.0}, "--stream-ttl"),
+     ({"scheduling_policy": "lifo"}, "--scheduling-policy"),
+     ({"max_pinned_share": 1.0}, "--max-pinned-share")],
 )  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_by_its_flag(setting, flag):
     with pytest.raises(StartError, match=flag):
