@@ -345,6 +345,6 @@ def test_a_pinned_prefix_comes_first_and_makes_nobody_give_way(ranked):
     while not house.core.book.pins.get("P").is_ready:
         assert house.status("C") is not RUNNING
         house.step()
+    assert house.core.counters.preemptions.total() == 0
     all_are_right(house, "ABC")
     house.unpin("P")
-    assert house.core.counters.preemptions.total() == 0
