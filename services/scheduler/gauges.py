@@ -53,6 +53,11 @@ class SchedulerCollector(Collector):
                 "cached": usage.num_cached,
             },
         )
+        yield _gauge(
+            "kv_sharing_saved_ratio",
+            "Blocks saved by sharing, as a share of those held without it, 0 to 1",
+            usage.sharing_saved,
+        )
         yield _gauge("cpu_cache_usage_perc", "Used CPU blocks, 0 to 1", core.cpu_usage().used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_places", "Token places by use", labels=["use"]),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shared.messages import Costs
-from shared.sampling import DrawParams
-from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, random_walk
+from shared.sampling import DrawParams, EarlyStopping
+from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, as_beams, random_walk
 
 ANY = st.integers(0, 99)
 GATEWAY = st.sampled_from(GATEWAYS)
@@ -58,10 +58,12 @@ class Walk(RuleBasedStateMachine):
         n=st.sampled_from((1, 1, 2, 3)),
         family=st.sampled_from((None, 0, 1)),
         tenant=st.sampled_from((0, 0, 1)),
+        beams=st.none()
+        | st.tuples(st.sampled_from((-1.0, 0.0, 2.0)), st.sampled_from(EarlyStopping)),
     )
     def submit(
         self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s, logprobs,
-        prompt_logprobs, draw, n, family, tenant,
+        prompt_logprobs, draw, n, family, tenant, beams,
     ):  # fmt: skip
         params = {
             "seed": seed,
@@ -73,6 +75,8 @@ class Walk(RuleBasedStateMachine):
             "draw": draw,
             "n": n,
         }
+        if beams is not None:
+            params |= as_beams(*beams)
         self.walker.submit(prompt, max_tokens, gateway, params, age_s, family, tenant)
 
     @rule(times=st.integers(1, 6))
@@ -174,17 +178,17 @@ HOUSES = {
     },
     "single places": {"num_blocks": 40, "block_size": 1, "max_model_len": 48, "watermark": 0.1},
     "all at once": {
-        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3),
+        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3), "beams": 0.3,
         "num_cpu_blocks": 9, "preemption_mode": "swap", "enable_prefix_caching": True,
         "plans_in_flight": 2, "watermark": 0.0,
     },
     "recompute, two ahead": {
-        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2),
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2), "beams": 0.4,
         "preemption_mode": "recompute", "enable_prefix_caching": True, "plans_in_flight": 2,
         "max_num_batched_tokens": 7,
     },
     "cheapest": {
-        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4),
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4), "beams": 0.3,
         "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0,
     },
 }  # fmt: skip
@@ -203,7 +207,9 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     if "max_num_queued_reqs" in house:
         must.add("queue_full")
     if "widths" in house:
-        must.add("copy on write")
+        must |= {"copy on write", "beam"}
+        if "preemption_mode" in house:
+            must.add(f"beam {house['preemption_mode']}")
     if house.get("enable_prefix_caching"):
         must |= {"hit", "eviction"}
     if "num_cpu_blocks" in house:
