@@ -120,8 +120,17 @@ LOGPROBS = st.builds(
 SEVERAL_LOGPROBS = st.lists(LOGPROBS, max_size=4).map(tuple)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=12).map(tuple)
 KEYS = st.sampled_from((b"", b"", b"k"))
+DEADLINES = st.sampled_from((None, None, 0.05, 9.0))
+PRIORITIES = st.sampled_from((0, 0, 0, 1, -5))
 SANE_SUBMITS = st.builds(
-    Submit, NAMES, PROMPTS, SANE_SAMPLINGS | SANE_BEAMS, key_hash=KEYS, resubmitted=st.booleans()
+    Submit,
+    NAMES,
+    PROMPTS,
+    SANE_SAMPLINGS | SANE_BEAMS,
+    priority=PRIORITIES,
+    deadline_s=DEADLINES,
+    key_hash=KEYS,
+    resubmitted=st.booleans(),
 )
 WILD_SUBMITS = gone_wild(
     st.builds(
@@ -138,6 +147,8 @@ WILD_SUBMITS = gone_wild(
             ),
             max_size=1,
         ).map(tuple),
+        priority=PRIORITIES,
+        deadline_s=DEADLINES,
         key_hash=KEYS,
         prompt_logprobs=st.just(()) | SEVERAL_LOGPROBS,
         resubmitted=st.booleans(),
