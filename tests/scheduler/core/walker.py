@@ -32,6 +32,7 @@ class Walker:
         self.settings, self.widths = house, widths
         self.owners = {}
         self.answers, self.logprobs, self.scores = {}, {}, {}
+        self.pinned = {}
         self.may_fail = set()
         self.over = set()
         self.count = 0
@@ -67,6 +68,35 @@ class Walker:
         if refusal := self._stream(name).refused:
             self._forget(name)
             self.happened[str(refusal.code)] += 1
+
+    def pin(self, num_tokens, gateway, family, tenant):
+        """Pin the beginning of a family's prompts; at most three at a time."""
+        if len(self.pinned) < 3:
+            self.count += 1
+            name = f"P{self.count:03d}"
+            self.pinned[name] = (FAMILIES[family][:num_tokens], gateway, tenant)
+            self._pin_again(name)
+            self._drop_refused_pins()
+
+    def unpin(self, which, gateway):
+        if self.pinned:
+            name = sorted(self.pinned)[which % len(self.pinned)]
+            _, _, tenant = self.pinned.pop(name)
+            self.house.unpin(name, gateway=gateway, key_hash=bytes(tenant))
+            self.happened["unpinned"] += 1
+
+    def _pin_again(self, name):
+        tokens, gateway, tenant = self.pinned[name]
+        self.house.pin(
+            name, tokens, gateway=gateway, key_hash=bytes(tenant), cache_salt="s" * tenant
+        )
+
+    def _drop_refused_pins(self):
+        """Forget those that are here no more, for whatever reason."""
+        here = {prefix.pin.pin_id for prefix in self.house.core.book.pins}
+        for name in self.pinned.keys() - here if self.house.executor is not None else ():
+            del self.pinned[name]
+            self.happened["pin refused or dropped"] += 1
 
     def step(self, times=1):
         for _ in range(times):
@@ -194,6 +224,8 @@ class Walker:
         self.house.submits, self.house.history = old.submits, old.history
         for gateway in self.house.gateways.values():
             gateway.is_deaf = False
+        for name in self.pinned:
+            self._pin_again(name)
         for name in self.owners:
             streams = self._streams(name)
             is_new = not any(stream.finished or stream.tokens for stream in streams)
@@ -215,6 +247,7 @@ class Walker:
     def check(self):
         """What must hold between any two moves."""
         self._drop_refused()
+        self._drop_refused_pins()
         for name in self.owners:
             for index, stream in enumerate(self._streams(name)):
                 held, answer = tuple(stream.tokens), self.answers[name][index]
@@ -239,6 +272,8 @@ class Walker:
             "fallback": counters.swap_fallbacks,
             "copy on write": counters.cow_copies,
             "hit": counters.prefix_cache_hits,
+            "pinned": counters.pins_taken,
+            "pin hit": counters.pin_hits,
             "eviction": self.house.core.prefix_evictions,
         }
         for what, times in now.items():
@@ -260,6 +295,9 @@ class Walker:
             self._check_whole(name)
             self.house.done(name, gateway=self.owners[name])
         self._count()
+        assert all(prefix.is_ready for prefix in self.house.core.book.pins)
+        while self.pinned:
+            self.unpin(0, "g")
         core = self.house.core
         assert (core.num_running, core.num_waiting, core.num_swapped) == (0, 0, 0)
         for usage in (core.usage(), core.cpu_usage()):
@@ -278,6 +316,8 @@ class Walker:
             assert name in self.may_fail, f"{name}: {finished.error}"
         elif finished.reason is FinishReason.LENGTH:
             most = self.house.core.book.get(name).max_tokens
+            if self.house.submits[name].sampling.max_tokens is None:
+                most = min(most, finished.length)  # what fits may grow when a prefix is let go
             assert name in self.may_fail or finished.length == most
             if most == 0:
                 assert index or stream.prompt_logprobs == self.scores[name]
@@ -379,6 +419,10 @@ def _submit(walker, dice, gateway, _):
     walker.submit(dice.randrange(1, 16), most, gateway, params, age_s, family, tenant)
 
 
+def _pin(walker, dice, gateway, _):
+    walker.pin(dice.randrange(1, 14), gateway, dice.choice((0, 1)), dice.choice((0, 0, 1)))
+
+
 _MOVES = {
     "submit": (14, _submit),
     "step": (60, lambda walker, dice, *_: walker.step(dice.randrange(1, 4))),
@@ -397,5 +441,7 @@ _MOVES = {
     "no gateway": (0.5, lambda walker, dice, gateway, _: walker.lose_gateway(gateway)),
     "refused step": (0.5, lambda walker, *_: walker.refuse_step()),
     "restart": (0.5, lambda walker, *_: walker.restart()),
+    "pin": (2, _pin),
+    "unpin": (1, lambda walker, dice, gateway, which: walker.unpin(which, gateway)),
     "tick": (3, lambda walker, *_: walker.tick(0.1)),
 }
