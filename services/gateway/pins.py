@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from services.gateway import failures
@@ -43,7 +43,7 @@ class _Mine:
 
     pin: Pin
     boot: Boot | None = None
-    again_at: float = field(default=0.0)
+    again_at: float = 0.0
 
 
 class GatewayPins:
@@ -67,13 +67,15 @@ class GatewayPins:
 
         Whoever stops waiting leaves it pinned. Raises: Failure if it is refused.
         """
-        self._mine[pin.pin_id] = _Mine(pin, self._boot)
+        self._mine[pin.pin_id] = _Mine(pin)
         try:
             answer = await self._ask(pin.pin_id, pin, timeout_s)
         except TimeoutError:
             return None
         if isinstance(answer, Refused):
             raise failures.of_refusal(answer)
+        if isinstance(answer, Unpinned):
+            raise failures.unknown_prefix(pin.pin_id)
         return answer if isinstance(answer, Pinned) else None
 
     async def unpin(self, pin_id: RequestId, key_hash: bytes) -> None:
@@ -128,7 +130,8 @@ class GatewayPins:
         for mine in self._mine.values():
             self._give_again(mine)
         for asked in self._asked.values():
-            self._say(asked)
+            if not isinstance(asked.question, Pin):
+                self._say(asked)
 
     def restarted(self) -> None:
         """The scheduler is another one, and does not know our model yet."""
@@ -144,6 +147,7 @@ class GatewayPins:
                     self._answer(pin_id, message)
             case Unpinned(pin_id):
                 self._mine.pop(pin_id, None)
+                self._answer(pin_id, message)
                 self._answer_unpins(pin_id, message)
 
     def refused(self, message: Refused) -> bool:
@@ -183,6 +187,8 @@ class GatewayPins:
         if self._boot is not None and self._send(asked.question):
             asked.sent_at = time.monotonic()
             asked.times_sent += 1
+            if isinstance(asked.question, Pin) and asked.question.pin_id in self._mine:
+                self._mine[asked.question.pin_id].boot = self._boot
 
 
 def _no_answer() -> failures.Failure:

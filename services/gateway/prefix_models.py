@@ -2,9 +2,8 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from services.gateway.answer_models import Form
 from services.gateway.bodies import (
     MAX_CACHE_SALT_CHARACTERS,
     MODEL,
@@ -60,7 +59,11 @@ class PrefixChatBody(ConversationBody):
     add_special_tokens: Flag = Field(None, description="BOS and the like; default false")
 
 
-class PrefixCard(Form):
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class PrefixCard(_Form):
     """A pinned prefix."""
 
     id: str
@@ -73,14 +76,14 @@ class PrefixCard(Form):
     hits: int = Field(description="requests that have begun with it")
 
 
-class PrefixList(Form):
+class PrefixList(_Form):
     """Those of this API key, oldest first."""
 
     object: Literal["list"]
     data: list[PrefixCard]
 
 
-class PrefixDeleted(Form):
+class PrefixDeleted(_Form):
     """It is pinned no more."""
 
     id: str

@@ -23,7 +23,7 @@ from services.gateway.pins import GatewayPins
 from services.gateway.prefix_models import PrefixChatBody, PrefixTextBody
 from services.gateway.prompts import prompts_of
 from services.gateway.request_reading import HttpLimits, body_of, expect_nothing_yet
-from shared.errors import ErrorCode, InvalidField
+from shared.errors import InvalidField
 from shared.geometry import blocks_in
 from shared.ids import RequestId
 from shared.messages import Pin, Pinned, Welcome
@@ -50,14 +50,12 @@ class PrefixRoutes:
         models: ServedModels,
         limits: HttpLimits,
         welcome: Callable[[], Welcome],
-        compute_s: float = COMPUTE_S,
     ) -> None:
         self._encoder = encoder
         self._pins = pins
         self._models = models
         self._limits = limits
         self._welcome = welcome
-        self._compute_s = compute_s
 
     def add_to(self, app: web.Application) -> None:
         """Register them."""
@@ -81,7 +79,7 @@ class PrefixRoutes:
             request[KEY_HASH],
             json.dumps(context).encode(),
         )
-        told = await self._pins.pin(pin, self._compute_s)
+        told = await self._pins.pin(pin, COMPUTE_S)
         if told is None:
             num_blocks = blocks_in(len(pin.token_ids), welcome.block_size)
             told = Pinned(
@@ -102,7 +100,7 @@ class PrefixRoutes:
         for item in await self._pins.list(request[KEY_HASH]):
             if item.pin_id == pin_id:
                 return web.json_response(_card(item))
-        raise _unknown(pin_id)
+        raise failures.unknown_prefix(pin_id)
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/prefixes/{id}: requests that began with it go on."""
@@ -115,17 +113,8 @@ class PrefixRoutes:
 def _id_of(request: web.Request) -> RequestId:
     pin_id = RequestId(request.match_info["id"])
     if len(pin_id) > MAX_ID_CHARACTERS or not pin_id.isprintable():
-        raise _unknown(pin_id)
+        raise failures.unknown_prefix(pin_id)
     return pin_id
-
-
-def _unknown(pin_id: str) -> failures.Failure:
-    return failures.Failure(
-        404,
-        f"no prefix {pin_id[:64]!r} is pinned; GET /v1/prefixes lists those that are",
-        ErrorCode.UNKNOWN_PREFIX.value,
-        "id",
-    )
 
 
 def _card(told: Pinned) -> dict[str, Any]:
@@ -151,7 +140,7 @@ def _parse(fields: dict[str, Any]) -> _Asked:
     if fields.get("messages") is None:
         text = validate(PrefixTextBody, _without(fields, "messages"))
         prompts = prompts_of(text.prompt)
-        if len(prompts) != 1 or (isinstance(text.prompt, list) and text.prompt[0] != prompts[0][0]):
+        if not isinstance(text.prompt, str) and type(text.prompt[0]) is not int:
             raise InvalidField("prompt", "must be one text, or one list of token ids")
         call = Call(
             "completion",

@@ -316,8 +316,9 @@ class Walker:
             assert name in self.may_fail, f"{name}: {finished.error}"
         elif finished.reason is FinishReason.LENGTH:
             most = self.house.core.book.get(name).max_tokens
-            if self.house.submits[name].sampling.max_tokens is None:
-                most = min(most, finished.length)  # what fits may grow when a prefix is let go
+            is_default = self.house.submits[name].sampling.max_tokens is None
+            if is_default and self.happened["restart"]:
+                most = finished.length  # beside other prefixes than now, other numbers fitted
             assert name in self.may_fail or finished.length == most
             if most == 0:
                 assert index or stream.prompt_logprobs == self.scores[name]
