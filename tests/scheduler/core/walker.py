@@ -469,7 +469,7 @@ _MOVES = {
     "no gateway": (0.5, lambda walker, dice, gateway, _: walker.lose_gateway(gateway)),
     "refused step": (0.5, lambda walker, *_: walker.refuse_step()),
     "restart": (0.5, lambda walker, *_: walker.restart()),
-    "pin": (2, _pin),
+    "pin": (3, _pin),
     "unpin": (1, lambda walker, dice, gateway, which: walker.unpin(which, gateway)),
     "tick": (3, lambda walker, *_: walker.tick(0.1)),
 }
