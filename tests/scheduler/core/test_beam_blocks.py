@@ -255,3 +255,42 @@ def test_whoever_kills_executors_with_its_beams_is_found(build):
     assert request.num_losses == 0  # it got further
     house.run()
     assert house.answers("A") == house.solos("A")
+
+
+# ------------------------------------------------------------------ beside pins and bills
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_beams_start_on_a_pinned_prefix_and_copy_its_last_block(build, cache):
+    house = build(32, 4, enable_prefix_caching=cache)
+    prefix = tuple(range(1, 11))  # two blocks of four and a half
+    house.pin("P", prefix)
+    house.run()
+    pinned = [block for block, _ in house.pin_table("P")]
+    beams(house, "A", prompt=(*prefix, 31), max_tokens=6, n=3)
+    assert [move.source for move in house.plans[-1].copies] == pinned[2:]
+    house.step(2)
+    assert [house.ref_count(block) for block in pinned] == [4, 4, 1]
+    house.lose_executor()
+    house.join()
+    house.run()
+    assert house.answers("A") == house.solos("A")
+    assert house.stream("A", index=2).finished.usage.cached_tokens == 10
+    house.unpin("P")
+
+
+def test_beams_are_billed_for_the_blocks_they_hold(build):
+    house = build(64, 4, enable_kv_bill=True)
+    beams(house, "A", prompt=9, max_tokens=10, n=4)
+    request, held = house.core.book.get("A"), []
+    while request.beams:
+        tables = [beam.table.block_ids for beam in request.beams]
+        held.append((len(set().union(*tables)), sum(map(len, tables))))
+        house.step()
+    bill = house.stream("A", index=3).finished.usage.bill
+    assert bill.peak_blocks == max(used for used, _ in held)
+    assert bill.peak_saved_blocks == max(alone - used for used, alone in held)
+    used, alone = map(sum, zip(*held, strict=True))
+    assert bill.sharing_saved == pytest.approx((alone - used) / alone)
+    assert bill.sharing_saved > 0.3
+    assert bill.copied_blocks == house.core.counters.cow_copies > 0
