@@ -4,8 +4,10 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from services.scheduler.core.beams import Beams
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.decoding import decoding_of
@@ -42,21 +44,24 @@ class Desk:
         book: Book,
         steps: Steps,
         endings: Endings,
+        beams: Beams,
         streams: Streams,
         outbox: Outbox,
         counters: Counters,
         queue_limits: QueueLimits,
+        sequence_ids: Iterator[SequenceId],
     ) -> None:
         self._book = book
         self._steps = steps
         self._endings = endings
+        self._beams = beams
         self._streams = streams
         self._outbox = outbox
         self._counters = counters
         self._limits: Limits | None = None
         self._queue_limits = queue_limits
         self._lobby = Lobby()
-        self._last_sequence_id = 0
+        self._sequence_ids = sequence_ids
 
     @property
     def num_unchecked(self) -> int:
@@ -130,6 +135,8 @@ class Desk:
 
     def _admit(self, event: RequestArrived, limits: Limits) -> None:
         submit = event.submit
+        if submit.sampling.use_beam_search:  # no beam is resubmitted: the search begins again
+            submit = replace(submit, generated=())
         try:
             max_tokens = check_submit(submit, limits)
         except RequestError as error:
@@ -141,10 +148,11 @@ class Desk:
             gateway=event.gateway,
             arrival=event.at - submit.age_s,
             max_tokens=max_tokens,
-            decoding=decoding_of(submit.sampling, limits.eos_token_ids),
+            decoding=decoding_of(submit.sampling, limits.eos_token_ids, limits.vocab_size),
             sequences=self._new_sequences(submit),
         )
         request.last_heard = event.at
+        self._beams.begin(request)
         self._book.add(request)
         self._counters.requests_accepted += 1
         self._streams.accepted(request)
@@ -163,12 +171,11 @@ class Desk:
         prompt = submit.prompt[:-1] if only_scores else submit.prompt
         sequences = []
         for index in range(submit.sampling.n):
-            self._last_sequence_id += 1
             is_resumed = index < len(submit.generated)
             so_far = submit.generated[index] if is_resumed else GeneratedSequence(())
             sequences.append(
                 Sequence(
-                    SequenceId(self._last_sequence_id),
+                    next(self._sequence_ids),
                     index,
                     prompt,
                     so_far.token_ids,
@@ -179,7 +186,7 @@ class Desk:
 
     def _end_what_is_over(self, request: Request, at: float) -> None:
         """End what its tokens end (of a resumed stream, or with max_tokens 0), or its gateway."""
-        for sequence in request.live_sequences:
+        for sequence in request.live_answers:
             finish = self._endings.due(request, sequence)
             if sequence.index < len(request.submit.generated):
                 told = request.submit.generated[sequence.index].finish
@@ -192,7 +199,7 @@ class Desk:
         """The model or the pool has changed under a live request."""
         so_far = [
             GeneratedSequence(tuple(sequence.generated), logprobs=tuple(sequence.logprobs))
-            for sequence in request.live_sequences
+            for sequence in request.live_answers
         ]
         try:
             max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), limits)
@@ -200,11 +207,14 @@ class Desk:
             message = f"the executor that came back cannot go on with this: {error.message}"
             self._endings.end_all(request, Finish.broken(message, error.code), at)
             return
-        request.decoding = decoding_of(request.submit.sampling, limits.eos_token_ids)
+        request.decoding = decoding_of(
+            request.submit.sampling, limits.eos_token_ids, limits.vocab_size
+        )
         if max_tokens < request.max_tokens:
             request.limit(max_tokens)
             self._streams.accepted(request)
-        for sequence in request.live_sequences:
+        self._beams.begin(request)
+        for sequence in request.live_answers:
             if finish := self._endings.due(request, sequence):
                 self._endings.end(request, sequence, finish, at)
 

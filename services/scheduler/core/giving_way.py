@@ -60,7 +60,7 @@ class GivingWay:
                 draft.swap_out += moves
                 draft.swapped_out.append(victim)
                 self._book.change(victim, Change.SWAP_OUT)
-        draft.num_running -= victim.num_live
+        draft.num_running -= victim.num_seats
         victim.is_protected = False
         if mode is PreemptionMode.RECOMPUTE:
             self._drop(victim, Change.RECOMPUTE)

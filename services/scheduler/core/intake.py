@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.decoding import stop_ids_of
 from services.scheduler.core.wire_size import MOST_BYTES, prompt_bytes, token_bytes
 from shared.errors import InvalidField, NeverFits, PromptTooLong, Unsupported
 from shared.geometry import blocks_in
 from shared.ids import Ids
 from shared.messages import ExecutorReady, Submit
-from shared.sampling import check_sampling, unknown_ids
+from shared.sampling import MAX_BEAM_TOP, check_sampling, unknown_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def check_submit(submit: Submit, limits: Limits) -> int:
     _check_not_yet(submit)
     check_sampling(submit.sampling, limits.vocab_size, limits.eos_token_ids)
     _check_width(submit, limits.config)
+    _check_beams(submit, limits)
     if not math.isfinite(submit.age_s) or submit.age_s < 0:
         raise InvalidField("age_s", f"must be a finite number of seconds, not {submit.age_s}")
     if not submit.prompt:
@@ -74,6 +76,23 @@ def _check_width(submit: Submit, config: SchedulerConfig) -> None:
             flag = "--max-num-batched-tokens"
         raise InvalidField(
             "n", f"is {submit.sampling.n}; at most {config.most_sequences} sequences run ({flag})"
+        )
+
+
+def _check_beams(submit: Submit, limits: Limits) -> None:
+    """So many beams must be able to go on from one, and something must be searched."""
+    params = submit.sampling
+    if not params.use_beam_search:
+        return
+    if params.max_tokens == 0:
+        raise InvalidField("max_tokens", "is 0; a beam search is for at least one token")
+    num_stop_ids = len(stop_ids_of(params, limits.eos_token_ids))
+    most = min(limits.vocab_size, MAX_BEAM_TOP) - num_stop_ids
+    if params.n > most:
+        raise InvalidField(
+            "n",
+            f"is {params.n}; beside {num_stop_ids} tokens that end a text at most {max(most, 0)} "
+            "beams can be searched here: ask for fewer, or for fewer stop_token_ids",
         )
 
 

@@ -63,7 +63,7 @@ def _check_pool(name: str, allocator: Allocator) -> None:
 
 def _check_owners(scheduler: Scheduler, holdings: Holdings) -> None:
     """Every table belongs to one sequence that lives."""
-    sequences = [s for request in scheduler.book for s in request.sequences]
+    sequences = [s for request in scheduler.book for s in request.every_sequence]
     for name, owned, known in (
         ("gpu", [s.table for s in sequences if s.table is not None], holdings.allocator.tables),
         ("cpu", [s.swapped for s in sequences if s.swapped is not None], holdings.cpu.tables),
@@ -107,7 +107,7 @@ def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
     _demand(not free, "cache, known blocks are not free", f"blocks {free}")
     expected: Counter[bytes] = Counter()
     for request in scheduler.book:
-        for sequence in request.sequences:
+        for sequence in request.every_sequence:
             table = sequence.table
             if table is not None:
                 expected.update(sequence.hashes[table.num_known : table.num_expected])
@@ -140,7 +140,7 @@ def _check_lines(scheduler: Scheduler) -> None:
         places = [(request.arrival, request.request_id) for request in in_line]
         _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
     most = scheduler.config.most_sequences
-    sequences = sum(len(request.live_sequences) for request in book.running)
+    sequences = sum(request.num_seats for request in book.running)
     _demand(
         sequences <= most,
         "max_num_seqs, and a token for each",
@@ -164,32 +164,42 @@ def _check_request(request: Request) -> None:
     is_over = request.status is Status.FINISHED
     story = f"{who} has {len(request.live_sequences)} live sequences"
     _demand(bool(request.live_sequences) != is_over, "finished means every sequence ended", story)
-    for sequence in request.sequences:
+    for sequence in request.every_sequence:
         _check_progress(who, request, sequence)
     _check_tables(who, request)
     _check_scores(who, request)
+    if request.submit.sampling.use_beam_search:
+        _check_beams(who, request)
 
 
 def _check_tables(who: str, request: Request) -> None:
-    """Running ones hold gpu blocks, swapped ones cpu blocks, others none; the lead comes first."""
+    """Running ones hold gpu blocks, swapped ones cpu blocks, others none; the lead comes first.
+
+    Of beams that come back it is the stem that comes first.
+    """
+    alive = request.live_sequences
     for name, status, tables in (
-        ("gpu", Status.RUNNING, [s.table for s in request.sequences]),
-        ("cpu", Status.SWAPPED, [s.swapped for s in request.sequences]),
+        ("gpu", Status.RUNNING, [s.table for s in request.every_sequence]),
+        ("cpu", Status.SWAPPED, [s.swapped for s in request.every_sequence]),
     ):
-        live = [
-            table is not None
-            for table, sequence in zip(tables, request.sequences, strict=True)
-            if sequence.finish is None
-        ]
+        holders = {
+            sequence
+            for table, sequence in zip(tables, request.every_sequence, strict=True)
+            if table is not None
+        }
+        live = [sequence in holders for sequence in alive]
         story = f"{who} has {live} {name} tables of its live sequences"
         if request.status is status:
-            of_all, of_lead = all(live), live[0] and not any(live[1:])
-            _demand(of_all or of_lead, "law 5, running ones hold blocks, all or the lead", story)
+            is_shared = all(live) or (live[0] and not any(live[1:]))
+            if request.beams:
+                stems = {beam.stem for beam in request.beams[1:] if beam in holders}
+                is_shared = all(live) or (live[0] and stems <= holders)
+            _demand(is_shared, "law 5, running ones hold blocks, all or the lead", story)
         else:
             _demand(not any(live), "law 5, blocks in one pool, all or none", story)
-        pairs = zip(request.sequences, tables, strict=True)
-        over = [one.index for one, table in pairs if one.finish and table is not None]
-        _demand(not over, "law 5, an end gives blocks back", f"{who}: {over} hold {name} blocks")
+        others = [one.index for one in request.sequences if one in holders and one not in alive]
+        story = f"{who}: {others} hold {name} blocks"
+        _demand(not others, "law 5, an end gives blocks back", story)
 
 
 def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
@@ -203,17 +213,42 @@ def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
         _demand(wants_more, "max_tokens ends it", story)
 
 
+def _check_beams(who: str, request: Request) -> None:
+    """Beams are different texts of one length; answers have tokens from the end of the search on.
+
+    A report is of a beam that has all its tokens computed, and no search waits with all of them.
+    """
+    beams, width = request.beams, len(request.sequences)
+    texts = {tuple(beam.generated) for beam in beams}
+    story = f"{who} has {len(beams)} beams, {len(texts)} different ones, of {width}"
+    is_whole = len(texts) == len(beams) == width - request.num_spare_seats
+    _demand(is_whole or not beams, "beams, each another text", story)
+    story = f"{who} has beams of {sorted(map(len, texts))} tokens"
+    _demand(len(set(map(len, texts))) <= 1, "beams, all of one length", story)
+    _demand(bool(beams) == request.is_live, "beams, as long as it lives", story)
+    early = [one.index for one in request.sequences if one.finish is None and one.generated]
+    _demand(not early, "beams, answers come at the end", f"{who}: {early} have tokens")
+    told = [beam for beam in beams if beam.report is not None]
+    _demand(not beams or len(told) < len(beams), "beams, no search waits", f"{who} has all reports")
+    for beam in told:
+        table = beam.table if beam.table is not None else beam.swapped
+        computed = None if table is None else table.num_filled
+        story = f"{who} has a report after {computed} of {beam.num_tokens} tokens"
+        _demand(computed == beam.num_tokens, "beams, a report is of all tokens", story)
+
+
 def _check_scores(who: str, request: Request) -> None:
     """Log-probabilities are as many as was asked for, of the answer and of the prompt."""
     sampling, num_scores = request.submit.sampling, len(request.prompt_logprobs)
-    for sequence in request.sequences:
+    for sequence in request.every_sequence:
         wanted = len(sequence.generated) if sampling.logprobs is not None else 0
         story = f"{who} has {len(sequence.logprobs)} logprobs of {len(sequence.generated)} tokens"
         _demand(len(sequence.logprobs) == wanted, "a logprob for each token", story)
     wanted = len(request.submit.prompt) - 1 if sampling.prompt_logprobs is not None else 0
     story = f"{who} has {num_scores} scores and lacks {request.num_unscored} of {wanted}"
     _demand(num_scores + request.num_unscored == wanted, "a score for each prompt token", story)
-    if any(sequence.generated for sequence in request.sequences) and not request.submit.generated:
+    begun = any(sequence.generated for sequence in request.every_sequence)
+    if begun and not request.submit.generated:
         _demand(not request.num_unscored, "a prompt is scored before its answer", story)
 
 
@@ -237,11 +272,13 @@ def _check_flight(scheduler: Scheduler) -> None:
         for row in sent.rows.values()
         if row.score is not None
     }
+    told = {row.sequence for sent in steps.in_flight for row in sent.rows.values() if row.is_report}
     for request in scheduler.book.running:
+        told.update(beam for beam in request.beams if beam.report is not None)
         for sequence in request.live_sequences:
             waits = sequence.table is not None and not sequence.num_to_compute
             story = f"{request.request_id} has all {sequence.num_wanted} tokens computed"
-            is_due = sequence.ahead > 0 or request in scored
+            is_due = sequence.ahead > 0 or request in scored or sequence in told
             _demand(not waits or is_due, "nothing to compute, so a draw is in flight", story)
 
 

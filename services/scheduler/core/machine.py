@@ -4,6 +4,9 @@ The same events always give the same commands (law 7); so the real loop, the tes
 can drive the same machine. Gateways are answered in desk.py; this file is time and the executor.
 """
 
+from itertools import count
+
+from services.scheduler.core.beams import Beams
 from services.scheduler.core.book import Book
 from services.scheduler.core.commands import Command, RunStep
 from services.scheduler.core.config import SchedulerConfig
@@ -35,6 +38,7 @@ from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.steps import MakeAllocator, Steps, paged
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import InvariantBroken
+from shared.ids import SequenceId
 from shared.messages import ExecutorReady, StepFailed, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -59,8 +63,18 @@ class Scheduler:
         self._endings = Endings(self.book, self.steps, streams, self.counters)
         self._streams = streams
         queue_limits = QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens)
+        sequence_ids = map(SequenceId, count(1))
+        self._beams = Beams(self.steps, streams, self.counters, sequence_ids)
         self._desk = Desk(
-            self.book, self.steps, self._endings, streams, self._outbox, self.counters, queue_limits
+            self.book,
+            self.steps,
+            self._endings,
+            self._beams,
+            streams,
+            self._outbox,
+            self.counters,
+            queue_limits,
+            sequence_ids,
         )
         self._limits: Limits | None = None
 
@@ -177,6 +191,7 @@ class Scheduler:
         growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
         due, block_size = self._endings.due, self._limits.block_size
         endings: list[tuple[Request, Sequence | None, Finish]] = []
+        searching: dict[Request, None] = {}
         for row in sent.rows.values():
             request = row.request
             if request.status is Status.FINISHED:
@@ -187,10 +202,14 @@ class Scheduler:
                 continue
             if row.last // block_size > row.table.num_known:
                 self.steps.landed(row)
-            grown = row.draws if request.max_tokens else request.live_sequences
+            if row.is_report:
+                searching[request] = None
+            grown = row.draws if request.max_tokens else request.live_answers
             for sequence in grown:
                 if sequence.finish is None and (finish := due(request, sequence)):
                     endings.append((request, sequence, finish))
+        for request in searching:  # when all rows have landed: their blocks may be forked now
+            endings += [(request, *ending) for ending in self._beams.expand(request)]
         for request, ended, finish in endings:  # after all tokens: one message for each gateway
             if ended is None:
                 self._endings.end_all(request, finish, at)

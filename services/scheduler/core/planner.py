@@ -113,7 +113,7 @@ class Planner:
             step_id,
             self._batching.open([wanted for _, asked in asking for _, wanted in asked]),
             self._max_scored_tokens,
-            num_running=sum([len(sequences) for _, sequences in running]),
+            num_running=sum([len(sequences) + r.num_spare_seats for r, sequences in running]),
             reserved=sum([self._holdings.to_come(r) for r, _ in running if r.is_protected]),
         )
         grant, place = draft.shares.grant, self._rows.place
@@ -149,6 +149,8 @@ class Planner:
         Requests come oldest first, so whoever gives way comes later and has no row yet.
         """
         granted = [self._grant(draft, request, sequence, wanted) for sequence, wanted in asked]
+        if not any(granted):
+            return
         if len(asked) > 1:
             need = self._holdings.to_grow(
                 [(one.table, num) for (one, _), num in zip(asked, granted, strict=True) if num]
@@ -200,10 +202,10 @@ class Planner:
         promised = self._promised()
         while swapped and draft.shares.left:
             request = swapped.first
-            need, num_live = self._holdings.to_return(request), request.num_live
+            need, num_seats = self._holdings.to_return(request), request.num_seats
             free = self._pool.num_available - promised
             has_room = free - need >= (self._watermark_blocks if self._book.running else 0)
-            if not has_room or draft.num_running + num_live > self._max_running:
+            if not has_room or draft.num_running + num_seats > self._max_running:
                 if is_idle and draft.is_empty and not self._book.running:
                     self._giving_way.drop_swapped(request)  # the only way on
                     continue
@@ -218,7 +220,7 @@ class Planner:
             promised += self._holdings.to_come(request)
 
     def _come_back(self, draft: Draft, request: Request) -> None:
-        draft.num_running += request.num_live
+        draft.num_running += request.num_seats
         draft.reserved += self._holdings.to_come(request)
         request.is_protected = True
 
@@ -253,7 +255,7 @@ class Planner:
             if self._holdings.prefix is not None and request.takes_hits:
                 self._counters.prefix_cache_queries += lead.num_tokens
                 self._counters.prefix_cache_hits += num_cached
-            draft.num_running += request.num_live
+            draft.num_running += request.num_seats
         else:
             self._come_back(draft, request)
         self._place_new(draft, request, lead)
@@ -272,7 +274,7 @@ class Planner:
 
         None if it has to wait: for blocks, for others to end, or for a block that is coming.
         """
-        if num_running + request.num_live > self._max_running:
+        if num_running + request.num_seats > self._max_running:
             return None
         hits = self._holdings.hits(request)
         if hits is None:
@@ -290,7 +292,7 @@ class Planner:
         request = book.waiting.first
         if not request.is_suspect:
             return False
-        num_running = sum(request.num_live for request in book.running)
+        num_running = sum(request.num_seats for request in book.running)
         return self._hits_if_it_can_start(request, self._promised(), num_running) is not None
 
     def _promised(self) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.decoding import Decoding
 from services.scheduler.core.events import Gateway
 from services.scheduler.core.lifecycle import Change, Status, status_after
@@ -24,7 +25,11 @@ class Listed:
 
 
 class Request:
-    """One client request: one or more sequences that start, give way and come back together."""
+    """One client request: one or more sequences that start, give way and come back together.
+
+    `sequences` are the answers. They grow themselves, but for a beam search: there `beams` grow,
+    and the answers get their tokens at its end.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,11 @@ class Request:
         self.max_tokens = 0
         self.decoding = decoding
         self.sequences = sequences
+        self.search: BeamSearch | None = None
+        self.beams: tuple[Sequence, ...] = ()
+        """What grows in place of the answers while a beam search goes on (beams.py)."""
+        self.num_spare_seats = 0
+        """Beams that it has not yet: they may come, so their places among the running are kept."""
         self.limit(max_tokens)
         self.status = Status.WAITING
         self.is_queued = True
@@ -76,11 +86,23 @@ class Request:
 
     @property
     def live_sequences(self) -> tuple[Sequence, ...]:
-        """Those that still grow."""
+        """Those that still grow, and may hold blocks: its beams, or else its unfinished answers."""
+        if self.beams:
+            return self.beams
         sequences = self.sequences
         if len(sequences) == 1 and sequences[0].finish is None:
             return sequences  # of nearly all requests
+        return self.live_answers
+
+    @property
+    def live_answers(self) -> tuple[Sequence, ...]:
+        """Those of its answers that have not ended."""
         return tuple([sequence for sequence in self.sequences if sequence.finish is None])
+
+    @property
+    def every_sequence(self) -> tuple[Sequence, ...]:
+        """All of which anything is remembered: answers, ended or not, and beams."""
+        return (*self.sequences, *self.beams)
 
     @property
     def holds_blocks(self) -> bool:
@@ -93,9 +115,9 @@ class Request:
         return self.num_losses >= SUSPECT_AFTER_LOSSES
 
     @property
-    def num_live(self) -> int:
-        """How many still grow."""
-        return sum([sequence.finish is None for sequence in self.sequences])
+    def num_seats(self) -> int:
+        """How many count as running while it runs: those that grow, and beams yet to come."""
+        return len(self.live_sequences) + self.num_spare_seats
 
     @property
     def takes_hits(self) -> bool:
@@ -105,7 +127,7 @@ class Request:
     def limit(self, max_tokens: int) -> None:
         """It may generate so many tokens and no more."""
         self.max_tokens = max_tokens
-        for sequence in self.sequences:
+        for sequence in self.every_sequence:
             sequence.goal = len(sequence.prompt) + max(max_tokens - 1, 0)
 
     @property

@@ -94,7 +94,7 @@ class Steps:
         self._past_evictions = self.num_evictions
         if self.holdings is not None and self.holdings.allocator.block_size != ready.block_size:
             for request in self._book:
-                for sequence in request.sequences:
+                for sequence in request.every_sequence:
                     sequence.hashes = []
         allocator = self._make_allocator(ready.num_gpu_blocks, ready.block_size)
         prefix = None
@@ -139,7 +139,7 @@ class Steps:
         for request in (*self._book.running, *self._book.swapped):
             self.drop(request)
         for request in self._book:
-            for sequence in request.sequences:
+            for sequence in request.every_sequence:
                 sequence.num_lost = 0  # whoever gave way before would compute it again anyway
         self._settle()
         self._planner = None
@@ -223,6 +223,11 @@ class Steps:
         """The sequence needs its blocks no more: they are free now, or at its plan's result."""
         if self.holdings is not None:
             self.holdings.release(sequence)
+
+    def branch(self, beam: Sequence, twin: Sequence) -> None:
+        """Another beam goes on from where this one is, on the same blocks."""
+        if self.holdings is not None:
+            self.holdings.branch(beam, twin)
 
     @property
     def _oldest(self) -> int | None:

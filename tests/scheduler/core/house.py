@@ -121,7 +121,7 @@ class House:
     def _check_previous(self, plan):
         """PREVIOUS stands where the plan before draws, and nowhere else."""
         before = self.plans[-1].rows if self.plans else ()
-        drawn = {ask.sequence_id for row in before for ask in row.samples}
+        drawn = {ask.sequence_id for row in before for ask in row.samples if ask.draw}
         goes_on = {row.sequence_id for row in plan.rows if row.token_ids[-1] == PREVIOUS}
         assert goes_on <= drawn, "PREVIOUS, and the plan before draws nothing for it"
         assert not goes_on or self.plans[-1].step_id == plan.step_id - 1
@@ -137,11 +137,13 @@ class House:
             if later.step_id >= plan.step_id  # who gave way may be back in the same plan
             for row in later.rows
             for ask in row.samples
+            if ask.draw
         ]
         for request in self.core.book:
-            if told and any(one.sequence_id in told for one in request.sequences):
+            if told and any(one.sequence_id in told for one in request.every_sequence):
                 num_tokens = sum(
-                    one.num_drawn - drawn_since.count(one.sequence_id) for one in request.sequences
+                    one.num_drawn - drawn_since.count(one.sequence_id)
+                    for one in request.every_sequence
                 )
                 before = self.gave_way.get(request, -1)
                 assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"

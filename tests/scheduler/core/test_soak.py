@@ -1,11 +1,12 @@
 """Two thousand mixed requests through a pool of 64 blocks: nothing is lost, nothing goes astray."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from shared.messages import Costs, PreemptionMode
-from shared.sampling import DrawParams, SamplingParams
+from shared.sampling import NO_DRAW, DrawParams, EarlyStopping, SamplingParams
 from tests.scheduler.core.house import VOCAB, House, solo
 from tests.scheduler.core.walker import FAMILIES, PENALTY
 
@@ -24,7 +25,32 @@ def a_request(dice, number):
         draw=dice.choice((DrawParams(), DrawParams(), PENALTY)),
         prompt_logprobs=dice.choice((None,) * 9 + (1,)),
     )  # fmt: skip
+    if dice.random() < 0.15:
+        sampling = as_beams(dice, sampling)
     return prompt, sampling
+
+
+def as_beams(dice, sampling):
+    """The same wish, to be searched with beams."""
+    return replace(
+        sampling, n=dice.choice((1, 2, 3, 4, 6)), draw=NO_DRAW, use_beam_search=True,
+        length_penalty=dice.choice((-1.0, 0.0, 1.0, 2.0)),
+        early_stopping=dice.choice(list(EarlyStopping)),
+        stop_token_ids=dice.choice(((), (3, 8, 11, 20))), logprobs=dice.choice((None, 2)),
+    )  # fmt: skip
+
+
+def beams_that_gave_way(house, mode):
+    """How many sequences of beam searches did in this way."""
+    asked = {
+        ask.sequence_id
+        for plan in house.plans
+        for row in plan.rows
+        for ask in row.samples
+        if ask.draw is None
+    }
+    told = [told for plan in house.plans for told in plan.preemptions]
+    return sum(one.mode is mode and one.sequence_id in asked for one in told)
 
 
 @pytest.mark.parametrize("plans_in_flight", [1, 2])
@@ -43,7 +69,9 @@ def test_a_soak_ends_with_every_block_free_and_every_answer_right(mode, plans_in
             prompt, sampling = live[name] = a_request(dice, int(name))
             house.submit(name, prompt, sampling=sampling)
             assert house.stream(name).refused is None
-        house.step(dice.randrange(1, 4) if len(house.in_flight) > 1 else 1)
+        for _ in range(dice.randrange(1, 4) if len(house.in_flight) > 1 else 1):
+            if house.in_flight:
+                house.step()
         shared += house.core.usage().num_shared > 0
         if dice.random() < 0.03:
             name = dice.choice(sorted(live))
@@ -65,5 +93,7 @@ def test_a_soak_ends_with_every_block_free_and_every_answer_right(mode, plans_in
     assert min(core.prefix_evictions, len(cancelled)) > 0
     if mode != "recompute":
         assert min(counters.preemptions[PreemptionMode.SWAP], counters.swap_in_blocks) > 0
+        assert beams_that_gave_way(house, PreemptionMode.SWAP) > 0
     if mode != "swap":
         assert counters.preemptions[PreemptionMode.RECOMPUTE] > 0
+        assert beams_that_gave_way(house, PreemptionMode.RECOMPUTE) > 0
