@@ -81,18 +81,33 @@ INLINE uint32_t bits_of(Ints where) {  // a bit for each lane, the first one low
 #endif
 }
 
+// The lanes that have a bit, side by side; what follows them, up to LANES in all, is overwritten.
+INLINE void store_first(void* at, Floats v, uint32_t bits) {
+#if defined(__AVX512F__)
+    store(at, (Floats)_mm512_maskz_compress_ps((__mmask16)bits, (__m512)v));
+#else
+    if (!bits) return;
+    float all[LANES];
+    store(all, v);
+    for (int lane = 0, count = 0; lane < LANES; lane++, bits >>= 1) {
+        memcpy((float*)at + count, all + lane, sizeof(float));
+        count += bits & 1;
+    }
+#endif
+}
+
 // A row as a draw sees it, in memory of its thread's own.
 class Sampling {
   public:
     static int64_t bytes(int64_t vocab_size) {
-        const int64_t size = round_up(vocab_size, LANES);
+        const int64_t size = round_up(vocab_size, LANES) + LANES;
         const int64_t of_token = 2 * sizeof(float) + sizeof(double) + 2 * sizeof(int32_t) + sizeof(int16_t) + 1;
         const int64_t of_span = 2 * sizeof(float) + sizeof(double);
         return round_up(size * of_token + (size / SPAN + 1) * of_span + 10 * 64, 64);
     }
 
     Sampling(int64_t vocab_size, char* memory) : size_(vocab_size) {
-        const int64_t size = round_up(vocab_size, LANES);
+        const int64_t size = round_up(vocab_size, LANES) + LANES;
         num_spans_ = (vocab_size + SPAN - 1) / SPAN;
         take(memory, masses_, size);
         take(memory, span_masses_, num_spans_);
@@ -297,17 +312,20 @@ class Sampling {
     template <bool IS_WEIGHED>
     void gather(float least) {
         int64_t count = 0;
+        Ints first_ids;
+        for (int lane = 0; lane < LANES; lane++) first_ids[lane] = lane;
         for (int64_t span = 0; span < num_spans_; span++) {
             if (peaks_[span] < least) continue;
             const int64_t first = span * SPAN, end = std::min(size_, first + SPAN);
-            for (int64_t i = first; i < end; i += LANES)
-                for (uint32_t bits = bits_of(row_at(i) >= fill(least)); bits; bits &= bits - 1) {
-                    const int64_t id = i + __builtin_ctz(bits);
-                    ids_[count] = (int32_t)id;
-                    logits_[count] = row_[id];
-                    if (IS_WEIGHED) weights_[count] = weights_[id];
-                    count++;
-                }
+            for (int64_t i = first; i < end; i += LANES) {
+                const Floats logits = row_at(i);
+                const uint32_t bits = bits_of(logits >= fill(least));
+                const Ints ids = first_ids + (int32_t)i;
+                store_first(ids_ + count, (Floats)ids, bits);
+                store_first(logits_ + count, logits, bits);
+                if (IS_WEIGHED) store_first(weights_ + count, load(weights_ + i), bits);
+                count += __builtin_popcount(bits);
+            }
         }
         count_ = count;
         const Floats peak = fill(peak_), divisor = fill(divisor_);
@@ -365,11 +383,11 @@ class Sampling {
     void drop_the_rest() {
         int64_t count = 0;
         for (int64_t i = 0; i < count_; i++) {
-            if (!kept_[i]) continue;
             ids_[count] = ids_[i];
             logits_[count] = logits_[i];
             weights_[count] = weights_[i];
-            masses_[count++] = masses_[i];
+            masses_[count] = masses_[i];
+            count += kept_[i];
         }
         count_ = count;
     }
