@@ -125,11 +125,15 @@ class SchedulerLink:
     def fail_all(self, why: str) -> None:
         """End every open request with an error its client sees."""
         for stream in self._streams.values():
-            if not stream.is_over:
-                stream.fail(ErrorCode.UNAVAILABLE, why)
-                if stream.submitted_to is not None:
-                    self._send_last(_gone(stream.request_id))
-                    stream.submitted_to = None
+            self.give_up(stream, ErrorCode.UNAVAILABLE, why)
+
+    def give_up(self, stream: AnswerStream, code: ErrorCode, why: str) -> None:
+        """End a request with an error, unless it is over; its scheduler need not go on."""
+        if not stream.is_over:
+            stream.fail(code, why)
+            if stream.submitted_to is not None:
+                self._send_last(_gone(stream.request_id))
+                stream.submitted_to = None
 
     # ------------------------------------------------------------------ running
 

@@ -33,7 +33,7 @@ _WHY: Final = {
     400: "a field is wrong or not supported, or the request cannot be read",
     401: "no API key, or none that is good",
     404: "no such model",
-    408: "the request did not arrive in time",
+    408: "the request did not arrive in time, or its deadline_s passed before its answer was whole",
     413: "the body is too large",
     415: "the body is no application/json in UTF-8, plain, gzip or deflate",
     417: "an Expect that is not 100-continue",

@@ -51,8 +51,10 @@ class SchedulerCollector(Collector):
                 "used": usage.num_used,
                 "shared": usage.num_shared,
                 "cached": usage.num_cached,
+                "pinned": core.num_pinned_blocks,
             },
         )
+        yield _gauge("num_pinned_prefixes", "Prefixes that are pinned", core.num_pins)
         yield _gauge("cpu_cache_usage_perc", "Used CPU blocks, 0 to 1", core.cpu_usage().used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_places", "Token places by use", labels=["use"]),
@@ -108,6 +110,15 @@ class SchedulerCollector(Collector):
         yield _total("prefix_cache_queries", "Tokens looked up", counters.prefix_cache_queries)
         yield _total("prefix_cache_hits", "Tokens found", counters.prefix_cache_hits)
         yield _total("prefix_cache_evictions", "Cached blocks lost", server.core.prefix_evictions)
+        yield _total("pinned_prefixes_taken", "Prefixes pinned", counters.pins_taken)
+        yield _labelled(
+            CounterMetricFamily(
+                PREFIX + "pinned_prefixes_refused", "Prefixes not pinned", labels=["reason"]
+            ),
+            counters.pins_refused,
+        )
+        yield _total("pinned_prefixes_dropped", "Pinned prefixes lost", counters.pins_dropped)
+        yield _total("pinned_prefix_hits", "Requests that began with one", counters.pin_hits)
         yield _total("steps", "Plans run", counters.plans_finished)
         yield _labelled(
             CounterMetricFamily(

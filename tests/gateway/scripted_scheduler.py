@@ -29,6 +29,7 @@ from shared.messages import (
     GatewayMessage,
     Heartbeat,
     Hello,
+    KVBill,
     PositionLogprobs,
     Refused,
     Submit,
@@ -135,6 +136,7 @@ class ScriptedScheduler:
         self.received: list[GatewayMessage] = []
         self.logs: dict[RequestId, list[_Log]] = {}
         self.cached_tokens = 0
+        self.bill: KVBill | None = None
         self.answer: Callable[[Submit], bytes] | None = None
         self.dice: random.Random | None = None
         self._changed = asyncio.Condition()
@@ -201,7 +203,7 @@ class ScriptedScheduler:
     ) -> None:
         log = self.logs[request_id][index]
         length = len(log.token_ids)
-        usage = Usage(len(log.submit.prompt), length, self.cached_tokens)
+        usage = Usage(len(log.submit.prompt), length, self.cached_tokens, self.bill)
         log.finished = Finished(
             request_id, index, reason, length, usage, stop_token_id, error, code
         )

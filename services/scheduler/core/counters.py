@@ -28,6 +28,9 @@ class Counters:
         prefix_cache_hits: how many of them were there.
         preemption_estimated_s: seconds that giving way was expected to cost, where that is known.
         preemption_actual_s: seconds that moves and recomputed tokens took.
+        pins_taken: prefixes that were pinned; refused ones by their ErrorCode.
+        pins_dropped: prefixes that could not be computed, or kept when an executor came back.
+        pin_hits: requests whose first start found tokens of a pinned prefix.
         reports_ignored: parts of a result about sequences that had no row in its plan.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
@@ -47,6 +50,10 @@ class Counters:
     prefix_cache_hits: int = 0
     preemption_estimated_s: dict[PreemptionMode, float] = field(default_factory=_no_seconds)
     preemption_actual_s: dict[PreemptionMode, float] = field(default_factory=_no_seconds)
+    pins_taken: int = 0
+    pins_refused: Counter[str] = field(default_factory=Counter)
+    pins_dropped: int = 0
+    pin_hits: int = 0
     plans_sent: int = 0
     plans_finished: int = 0
     plans_refused: int = 0

@@ -4,7 +4,7 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from services.scheduler.core.beams import Beams
@@ -49,8 +49,10 @@ class Desk:
         outbox: Outbox,
         counters: Counters,
         queue_limits: QueueLimits,
+        num_pinned: Callable[[], int],
         sequence_ids: Iterator[SequenceId],
     ) -> None:
+        """`num_pinned` says how many blocks are kept for pinned prefixes now."""
         self._book = book
         self._steps = steps
         self._endings = endings
@@ -60,6 +62,7 @@ class Desk:
         self._counters = counters
         self._limits: Limits | None = None
         self._queue_limits = queue_limits
+        self._num_pinned = num_pinned
         self._lobby = Lobby()
         self._sequence_ids = sequence_ids
 
@@ -138,7 +141,7 @@ class Desk:
         if submit.sampling.use_beam_search:  # no beam is resubmitted: the search begins again
             submit = replace(submit, generated=())
         try:
-            max_tokens = check_submit(submit, limits)
+            max_tokens = check_submit(submit, limits.beside(self._num_pinned()))
         except RequestError as error:
             self._counters.requests_refused[error.code] += 1
             self._refuse(event.gateway, submit.request_id, error.code, error.message, error.param)
@@ -202,7 +205,8 @@ class Desk:
             for sequence in request.live_answers
         ]
         try:
-            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), limits)
+            beside_pins = limits.beside(self._num_pinned())
+            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), beside_pins)
         except RequestError as error:
             message = f"the executor that came back cannot go on with this: {error.message}"
             self._endings.end_all(request, Finish.broken(message, error.code), at)

@@ -14,6 +14,8 @@ from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.kv.prefix import PrefixCache, root_hash
 from services.scheduler.core.kv.table import BlockTable
+from services.scheduler.core.lifecycle import Status
+from services.scheduler.core.pins import Found, Pins
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.stems import find_stems
@@ -26,11 +28,16 @@ class Holdings:
     """The blocks of one executor life."""
 
     def __init__(
-        self, allocator: Allocator, num_cpu_blocks: int = 0, prefix: PrefixCache | None = None
+        self,
+        allocator: Allocator,
+        num_cpu_blocks: int = 0,
+        prefix: PrefixCache | None = None,
+        pins: Pins | None = None,
     ) -> None:
         self.allocator = allocator
         self.cpu = PagedAllocator(BlockPool(num_cpu_blocks), allocator.block_size)
         self.prefix = prefix
+        self._pins = pins if pins is not None else Pins()
         self._block_size = allocator.block_size
 
     def settle(self, before_step: int | None) -> None:
@@ -126,25 +133,39 @@ class Holdings:
             num_full = lead.num_tokens // self._block_size
             self.prefix.hashes(lead, self._root(request), num_full)
 
-    def hits(self, request: Request) -> list[BlockId] | None:
-        """Full blocks of the first tokens that are here; None: the next is being computed.
+    def hits(self, request: Request) -> Found | None:
+        """What of the first tokens is here, cached or pinned; None: more is being computed.
 
         At least one token is left to compute: something has to be drawn from.
         """
-        if self.prefix is None or not request.takes_hits:
-            return []
-        lead = request.live_sequences[0]
-        most = (lead.num_wanted - 1) // self._block_size
-        hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
-        found = self.prefix.find(hashes)
-        if len(found) < most and self.prefix.is_coming(hashes[len(found)]):
+        if not request.takes_hits:
+            return Found([], 0)
+        lead, found = request.live_sequences[0], list[BlockId]()
+        if self.prefix is not None:
+            most = (lead.num_wanted - 1) // self._block_size
+            hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
+            found = self.prefix.find(hashes)
+            if len(found) < most and self.prefix.is_coming(hashes[len(found)]):
+                return None
+        num_tokens = len(found) * self._block_size
+        match = self._pins.match(lead, self._root(request), self._block_size)
+        if match is None:
+            return Found(found, num_tokens)
+        pin = match.prefix.request
+        if match.num_tokens > num_tokens and pin.status is Status.RUNNING:
             return None
-        return found
+        table = pin.sequences[0].table
+        if pin.status is not Status.PINNED or table is None:
+            return Found(found, num_tokens)
+        if match.num_tokens > num_tokens:
+            num_tokens = match.num_tokens
+            found = table.block_ids[: blocks_in(num_tokens, self._block_size)]
+        return Found(found, num_tokens, match.prefix)
 
-    def start(self, request: Request, hits: list[BlockId]) -> Sequence:
+    def start(self, request: Request, found: Found) -> Sequence:
         """Give the lead its table, over the blocks that were found. Returns: the lead."""
         lead = request.live_sequences[0]
-        lead.table = self.allocator.start(hits)
+        lead.table = self.allocator.start(found.blocks, found.num_tokens)
         self._expect(request, lead)
         return lead
 

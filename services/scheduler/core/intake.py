@@ -1,7 +1,7 @@
 """What is refused at the door: wishes out of range, and requests that can never be served."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.decoding import stop_ids_of
@@ -23,6 +23,8 @@ class Limits:
     num_blocks: int
     eos_token_ids: Ids
     config: SchedulerConfig
+    num_pinned: int = 0
+    """Blocks that are kept for pinned prefixes: each request must fit beside them."""
 
     @classmethod
     def of(cls, ready: ExecutorReady, config: SchedulerConfig) -> "Limits":
@@ -35,6 +37,10 @@ class Limits:
             ready.eos_token_ids,
             config,
         )
+
+    def beside(self, num_pinned: int) -> "Limits":
+        """The same while so many blocks are pinned."""
+        return replace(self, num_pinned=num_pinned) if num_pinned else self
 
 
 def check_submit(submit: Submit, limits: Limits) -> int:
@@ -140,12 +146,13 @@ def _most_tokens(submit: Submit, limits: Limits) -> int:
         raise PromptTooLong(num_prompt, limits.max_model_len, max_tokens)
     asked = 1 if max_tokens is None else max_tokens
     need = blocks_needed(num_prompt, asked, submit.sampling.n, limits.block_size)
-    if need > limits.num_blocks:
-        raise NeverFits(need, limits.num_blocks, limits.block_size)
+    free = limits.num_blocks - limits.num_pinned
+    if need > free:
+        raise NeverFits(need, limits.num_blocks, limits.block_size, limits.num_pinned)
     if max_tokens is not None:
         return max_tokens
     shared = num_prompt // limits.block_size
-    each = shared + (limits.num_blocks - shared) // submit.sampling.n
+    each = shared + (free - shared) // submit.sampling.n
     fit = max(1, each * limits.block_size - num_prompt + 1)
     return min(limits.max_model_len - num_prompt, fit)
 
@@ -167,6 +174,11 @@ def _most_tellable(submit: Submit, most: int) -> int:
         f"the request could take {num_bytes / 2**20:.1f} MiB to tell, and one message has "
         f"{MOST_BYTES / 2**20:.0f}: ask for fewer log-probabilities, sequences or tokens",
     )
+
+
+def need_of(submit: Submit, max_tokens: int, block_size: int) -> int:
+    """Most blocks that this request ever holds, if it may generate so many tokens."""
+    return blocks_needed(len(submit.prompt), max_tokens, submit.sampling.n, block_size)
 
 
 def blocks_needed(num_prompt: int, max_tokens: int, n: int, block_size: int) -> int:

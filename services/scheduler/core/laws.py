@@ -11,6 +11,7 @@ from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.kv.allocator import Allocator
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.core.pin_laws import check_pins
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
@@ -31,8 +32,9 @@ def check_laws(scheduler: Scheduler) -> None:
         _check_kept(scheduler, holdings)
     _check_lines(scheduler)
     _check_queue(scheduler)
-    for request in scheduler.book:
+    for request in scheduler.book.everyone:
         _check_request(request)
+    check_pins(scheduler)
     _check_flight(scheduler)
     _check_counters(scheduler)
 
@@ -63,7 +65,7 @@ def _check_pool(name: str, allocator: Allocator) -> None:
 
 def _check_owners(scheduler: Scheduler, holdings: Holdings) -> None:
     """Every table belongs to one sequence that lives."""
-    sequences = [s for request in scheduler.book for s in request.every_sequence]
+    sequences = [s for request in scheduler.book.everyone for s in request.every_sequence]
     for name, owned, known in (
         ("gpu", [s.table for s in sequences if s.table is not None], holdings.allocator.tables),
         ("cpu", [s.swapped for s in sequences if s.swapped is not None], holdings.cpu.tables),
@@ -106,7 +108,7 @@ def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
     free = sorted(known.intersection(pool.free_blocks))
     _demand(not free, "cache, known blocks are not free", f"blocks {free}")
     expected: Counter[bytes] = Counter()
-    for request in scheduler.book:
+    for request in scheduler.book.everyone:
         for sequence in request.every_sequence:
             table = sequence.table
             if table is not None:
@@ -131,11 +133,12 @@ def _check_kept(scheduler: Scheduler, holdings: Holdings) -> None:
 
 def _check_lines(scheduler: Scheduler) -> None:
     book = scheduler.book
-    for status in (Status.WAITING, Status.RUNNING, Status.SWAPPED):
+    for status in (Status.WAITING, Status.RUNNING, Status.SWAPPED, Status.PINNED):
         in_line = list(book.line(status))
-        by_status = {r.request_id for r in book if r.status is status}
-        story = f"{[r.request_id for r in in_line]} stand in the line, {sorted(by_status)} say so"
-        _demand({r.request_id for r in in_line} == by_status, f"lines, {status}", story)
+        by_status = [r for r in book.everyone if r.status is status]
+        names = sorted(request.request_id for request in by_status)
+        story = f"{[r.request_id for r in in_line]} stand in the line, {names} say so"
+        _demand(set(in_line) == set(by_status), f"lines, {status}", story)
         _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
         places = [(request.arrival, request.request_id) for request in in_line]
         _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
@@ -178,9 +181,9 @@ def _check_tables(who: str, request: Request) -> None:
     Of beams that come back it is the stem that comes first.
     """
     alive = request.live_sequences
-    for name, status, tables in (
-        ("gpu", Status.RUNNING, [s.table for s in request.every_sequence]),
-        ("cpu", Status.SWAPPED, [s.swapped for s in request.every_sequence]),
+    for name, statuses, tables in (
+        ("gpu", (Status.RUNNING, Status.PINNED), [s.table for s in request.every_sequence]),
+        ("cpu", (Status.SWAPPED,), [s.swapped for s in request.every_sequence]),
     ):
         holders = {
             sequence
@@ -189,7 +192,7 @@ def _check_tables(who: str, request: Request) -> None:
         }
         live = [sequence in holders for sequence in alive]
         story = f"{who} has {live} {name} tables of its live sequences"
-        if request.status is status:
+        if request.status in statuses:
             is_shared = all(live) or (live[0] and not any(live[1:]))
             if request.beams:
                 stems = {beam.stem for beam in request.beams[1:] if beam in holders}
@@ -206,7 +209,7 @@ def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
     story = f"{who} computed {sequence.num_computed} of {sequence.num_wanted} tokens"
     _demand(sequence.num_computed <= sequence.num_wanted, "progress", story)
     _demand(0 <= sequence.ahead <= 2, "draws in flight", f"{who}: {sequence.ahead} ahead")
-    if sequence.finish is None:
+    if sequence.finish is None and not request.is_pin:
         story = f"{who} goes on with {len(sequence.generated)} of {request.max_tokens} tokens"
         wants_scores = not sequence.generated and request.num_unscored > 0
         wants_more = len(sequence.generated) < request.max_tokens or wants_scores
@@ -266,11 +269,11 @@ def _check_flight(scheduler: Scheduler) -> None:
         _check_plan(scheduler, sent)
     if not steps.in_flight:
         return
-    scored = {
+    due = {
         row.request
         for sent in steps.in_flight
         for row in sent.rows.values()
-        if row.score is not None
+        if row.score is not None or row.request.is_pin
     }
     told = {row.sequence for sent in steps.in_flight for row in sent.rows.values() if row.is_report}
     for request in scheduler.book.running:
@@ -278,8 +281,8 @@ def _check_flight(scheduler: Scheduler) -> None:
         for sequence in request.live_sequences:
             waits = sequence.table is not None and not sequence.num_to_compute
             story = f"{request.request_id} has all {sequence.num_wanted} tokens computed"
-            is_due = sequence.ahead > 0 or request in scored or sequence in told
-            _demand(not waits or is_due, "nothing to compute, so a draw is in flight", story)
+            is_due = sequence.ahead > 0 or request in due or sequence in told
+            _demand(not waits or is_due, "nothing to compute, so a row is in flight", story)
 
 
 def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:

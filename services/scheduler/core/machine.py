@@ -20,17 +20,21 @@ from services.scheduler.core.events import (
     ExecutorJoined,
     ExecutorLost,
     GatewayLost,
+    PinRequested,
+    PinsListed,
     RequestArrived,
     RequestDone,
     StepFinished,
     StepRefused,
     StreamsListed,
     Tick,
+    UnpinRequested,
 )
 from services.scheduler.core.growth import Growth
 from services.scheduler.core.intake import Limits
 from services.scheduler.core.kv.usage import KVUsage
 from services.scheduler.core.lifecycle import Status
+from services.scheduler.core.pin_desk import PinDesk
 from services.scheduler.core.policies.order import Fcfs
 from services.scheduler.core.queue_limits import QueueLimits
 from services.scheduler.core.request import Request
@@ -65,6 +69,9 @@ class Scheduler:
         queue_limits = QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens)
         sequence_ids = map(SequenceId, count(1))
         self._beams = Beams(self.steps, streams, self.counters, sequence_ids)
+        self._pin_desk = PinDesk(
+            self.book, self.steps, self._outbox, self.counters, config, sequence_ids
+        )
         self._desk = Desk(
             self.book,
             self.steps,
@@ -74,7 +81,8 @@ class Scheduler:
             self._outbox,
             self.counters,
             queue_limits,
-            sequence_ids,
+            num_pinned=lambda: self._pin_desk.num_blocks,
+            sequence_ids=sequence_ids,
         )
         self._limits: Limits | None = None
 
@@ -83,12 +91,13 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that take part in the steps."""
-        return len(self.book.running)
+        return sum([not request.is_pin for request in self.book.running])
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks, or for a model to be known."""
-        return len(self.book.waiting) + self._desk.num_unchecked
+        num_waiting = sum([not request.is_pin for request in self.book.waiting])
+        return num_waiting + self._desk.num_unchecked
 
     @property
     def num_queued(self) -> int:
@@ -104,6 +113,17 @@ class Scheduler:
     def num_swapped(self) -> int:
         """Requests whose blocks are in the CPU pool."""
         return len(self.book.line(Status.SWAPPED))
+
+    @property
+    def num_pins(self) -> int:
+        """Prefixes that are pinned, computed or not."""
+        return len(self.book.pins)
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Different blocks that these hold now."""
+        tables = [prefix.request.sequences[0].table for prefix in self.book.pins]
+        return len({block_id for table in tables if table is not None for block_id in table.row})
 
     @property
     def num_finished_kept(self) -> int:
@@ -151,6 +171,12 @@ class Scheduler:
                 self._desk.listed(event)
             case GatewayLost():
                 self._desk.lost(event)
+            case PinRequested():
+                self._pin_desk.pin(event)
+            case UnpinRequested():
+                self._pin_desk.unpin(event)
+            case PinsListed():
+                self._pin_desk.list(event)
             case ExecutorJoined(at, ready):
                 self._executor_joined(at, ready)
             case ExecutorLost(at):
@@ -169,6 +195,7 @@ class Scheduler:
         self._executor_lost(at)  # the one before, if nobody told us that it left
         self._limits = Limits.of(ready, self.config)
         self.steps.join(ready)
+        self._pin_desk.opened(self._limits)
         self._desk.opened(self._limits, at)
 
     def _executor_lost(self, at: float) -> None:
@@ -178,7 +205,7 @@ class Scheduler:
             request.num_losses += 1
             if request.num_losses >= MOST_LOSSES:
                 error = f"the executor was lost {MOST_LOSSES} times in a row at this request"
-                self._endings.end_all(request, Finish.broken(error), at)
+                self._end_all(request, Finish.broken(error), at)
 
     def _step_finished(self, at: float, result: StepResult) -> None:
         sent = self.steps.land(result.boot, result.step_id)
@@ -202,6 +229,9 @@ class Scheduler:
                 continue
             if row.last // block_size > row.table.num_known:
                 self.steps.landed(row)
+            if request.is_pin:
+                self._pin_desk.computed(row)
+                continue
             if row.is_report:
                 searching[request] = None
             grown = row.draws if request.max_tokens else request.live_answers
@@ -212,7 +242,7 @@ class Scheduler:
             endings += [(request, *ending) for ending in self._beams.expand(request)]
         for request, ended, finish in endings:  # after all tokens: one message for each gateway
             if ended is None:
-                self._endings.end_all(request, finish, at)
+                self._end_all(request, finish, at)
             elif ended.finish is None:
                 self._endings.end(request, ended, finish, at)
 
@@ -229,8 +259,14 @@ class Scheduler:
             finish = Finish.broken(f"the executor gave up: {failed.message}")
             for request in sent.requests:
                 if request.is_live:
-                    self._endings.end_all(request, finish, at)
+                    self._end_all(request, finish, at)
         self.steps.doubt(sent)
+
+    def _end_all(self, request: Request, finish: Finish, at: float) -> None:
+        if request.is_pin:
+            self._pin_desk.broken(request, finish)
+        else:
+            self._endings.end_all(request, finish, at)
 
     # ----------------------------------------------------------------- time
 

@@ -24,12 +24,13 @@ from services.scheduler.core.flight import SentPlan
 from services.scheduler.core.giving_way import GivingWay
 from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.lifecycle import Change, Status
+from services.scheduler.core.pins import Found
 from services.scheduler.core.policies.batching import Batching
 from services.scheduler.core.request import Request
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
-from shared.ids import BlockId, Boot
+from shared.ids import Boot
 
 
 class Planner:
@@ -246,19 +247,28 @@ class Planner:
             if request.is_suspect:
                 return
 
-    def _start(self, draft: Draft, request: Request, hits: list[BlockId]) -> None:
+    def _start(self, draft: Draft, request: Request, hits: Found) -> None:
         self._book.change(request, Change.START)
         lead = self._holdings.start(request, hits)
-        num_cached = len(hits) * self._holdings.allocator.block_size
-        if request.num_cached is None:
-            request.num_cached = num_cached
-            if self._holdings.prefix is not None and request.takes_hits:
-                self._counters.prefix_cache_queries += lead.num_tokens
-                self._counters.prefix_cache_hits += num_cached
+        if request.is_pin:
+            self._come_back(draft, request)
+        elif request.num_cached is None:
+            request.num_cached = hits.num_tokens
+            self._count_hits(request, lead, hits)
             draft.num_running += request.num_seats
         else:
             self._come_back(draft, request)
         self._place_new(draft, request, lead)
+
+    def _count_hits(self, request: Request, lead: Sequence, hits: Found) -> None:
+        """Of a first start only."""
+        can_hit = self._holdings.prefix is not None or len(self._book.pins) > 0
+        if can_hit and request.takes_hits:
+            self._counters.prefix_cache_queries += lead.num_tokens
+            self._counters.prefix_cache_hits += hits.num_tokens
+        if hits.prefix is not None:
+            hits.prefix.num_hits += 1
+            self._counters.pin_hits += 1
 
     def _place_new(self, draft: Draft, request: Request, sequence: Sequence) -> None:
         granted = draft.shares.grant_new(sequence.num_to_compute)
@@ -269,7 +279,7 @@ class Planner:
 
     def _hits_if_it_can_start(
         self, request: Request, promised: int, num_running: int
-    ) -> list[BlockId] | None:
+    ) -> Found | None:
         """The blocks it finds, if those for its other tokens are free, above the watermark.
 
         None if it has to wait: for blocks, for others to end, or for a block that is coming.
@@ -279,8 +289,9 @@ class Planner:
         hits = self._holdings.hits(request)
         if hits is None:
             return None
-        need = self._holdings.to_come(request) - len(hits)
-        need += sum([self._pool.is_cached(block_id) for block_id in hits])
+        block_size = self._holdings.allocator.block_size
+        need = hits.num_new_blocks(self._holdings.to_come(request), block_size)
+        need += sum([self._pool.is_cached(block_id) for block_id in hits.blocks])
         spare = self._watermark_blocks if self._book.running else 0
         return hits if self._pool.num_available - promised - need >= spare else None
 

@@ -40,8 +40,11 @@ class Request:
         max_tokens: int,
         decoding: Decoding,
         sequences: tuple[Sequence, ...],
+        is_pin: bool = False,
     ) -> None:
         self.submit = submit
+        self.is_pin = is_pin
+        """Whether it is no client's, but computes and holds a pinned prefix (pins.py)."""
         self.gateway = gateway
         self.arrival = arrival
         self.max_tokens = 0
@@ -54,7 +57,7 @@ class Request:
         """Beams that it has not yet: they may come, so their places among the running are kept."""
         self.limit(max_tokens)
         self.status = Status.WAITING
-        self.is_queued = True
+        self.is_queued = not is_pin
         """Whether it has yet to take its first step: the queue's limits count it (book.py)."""
         self.prompt_logprobs = list(submit.prompt_logprobs)
         """Of the prompt's tokens from the second on, as far as they are scored."""
@@ -64,8 +67,8 @@ class Request:
         """Tokens that its first start found in the prefix cache; None before it."""
         self.root = b""
         """Where the hashes of its blocks begin; b"" until somebody wants them (kv/prefix.py)."""
-        self.is_protected = False
-        """Whether it came back and has no new token yet: it gives way to nobody."""
+        self.is_protected = is_pin
+        """Whether it gives way to nobody: it came back and has no new token yet, or is a pin."""
         self.num_losses = 0
         """Executors lost in a row while they computed this request's next token."""
         self.was_prompt_counted = False
@@ -107,7 +110,7 @@ class Request:
     @property
     def holds_blocks(self) -> bool:
         """Whether it has blocks in one of the pools."""
-        return self.status is Status.RUNNING or self.status is Status.SWAPPED
+        return self.status in (Status.RUNNING, Status.SWAPPED, Status.PINNED)
 
     @property
     def is_suspect(self) -> bool:

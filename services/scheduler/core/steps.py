@@ -93,14 +93,15 @@ class Steps:
         """An executor with empty pools takes plans from now on."""
         self._past_evictions = self.num_evictions
         if self.holdings is not None and self.holdings.allocator.block_size != ready.block_size:
-            for request in self._book:
+            for request in self._book.everyone:
                 for sequence in request.every_sequence:
                     sequence.hashes = []
         allocator = self._make_allocator(ready.num_gpu_blocks, ready.block_size)
         prefix = None
         if self._config.enable_prefix_caching:
             prefix = PrefixCache(allocator.pool, ready.block_size)
-        self.holdings = Holdings(allocator, ready.num_cpu_blocks, prefix)
+        self._book.pins.restart()
+        self.holdings = Holdings(allocator, ready.num_cpu_blocks, prefix, self._book.pins)
         self._costs = MachineCosts(ready.costs, self._counters)
         giving_way = GivingWay(
             book=self._book,
@@ -136,7 +137,7 @@ class Steps:
         for sent in self.in_flight:
             _forget_draws(sent)
         self.in_flight.clear()
-        for request in (*self._book.running, *self._book.swapped):
+        for request in (*self._book.running, *self._book.swapped, *self._book.pinned):
             self.drop(request)
         for request in self._book:
             for sequence in request.every_sequence:
@@ -216,7 +217,7 @@ class Steps:
         """A request that holds blocks gives them all up, and waits to compute them again."""
         for sequence in request.live_sequences:
             self.release(sequence)
-        request.is_protected = False
+        request.is_protected = request.is_pin
         self._book.change(request, Change.RECOMPUTE)
 
     def release(self, sequence: Sequence) -> None:

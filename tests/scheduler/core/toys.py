@@ -17,6 +17,8 @@ from shared.messages import (
     Accepted,
     Attached,
     Finished,
+    Pinned,
+    Pins,
     PositionLogprobs,
     Refused,
     RowError,
@@ -25,6 +27,7 @@ from shared.messages import (
     Scored,
     StepResult,
     Tokens,
+    Unpinned,
 )
 from shared.sampling import FinishReason
 from tests.scheduler.core.plain_beams import plain_beams
@@ -267,6 +270,7 @@ class ToyGateway:
 
     def __init__(self):
         self.streams = defaultdict(Stream)
+        self.pinned, self.unpinned, self.pins = {}, [], None
         self.is_deaf = False
         self.may_gap = False
 
@@ -290,6 +294,12 @@ class ToyGateway:
                     assert self.may_gap, "Finished came before its tokens"
             case Refused(request_id):
                 self.streams[request_id].refused = message
+            case Pinned(pin_id):
+                self.pinned[pin_id] = message
+            case Unpinned(pin_id):
+                self.unpinned.append(pin_id)
+            case Pins():
+                self.pins = message
             case Attached(request_id):
                 self.streams[request_id].attached = message
                 self.streams[request_id].prompt_logprobs = message.prompt_logprobs
