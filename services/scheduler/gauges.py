@@ -43,6 +43,11 @@ class SchedulerCollector(Collector):
             core.config.max_num_queued_tokens,
         )
         yield _gauge("num_requests_swapped", "Requests in CPU memory", core.num_swapped)
+        yield _gauge(
+            "longest_wait_seconds",
+            "Of who waits or is swapped",
+            core.longest_wait_s(server.clock()),
+        )
         yield _gauge("kv_cache_usage_perc", "Used blocks, 0 to 1", usage.used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_blocks", "Blocks by state", labels=["state"]),
@@ -91,6 +96,7 @@ class SchedulerCollector(Collector):
             ),
             {code: counters.requests_refused[code] for code in ErrorCode},
         )
+        yield _total("deadlines_passed", "Ended for their deadline", counters.deadlines_passed)
         yield _labelled(
             CounterMetricFamily(PREFIX + "preemptions", "Requests that gave way", labels=["mode"]),
             {mode: counters.preemptions[mode] for mode in PreemptionMode},

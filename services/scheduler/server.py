@@ -123,7 +123,7 @@ class SchedulerServer:
             tasks.create_task(self._receive_steps())
             tasks.create_task(self._beat())
             tasks.create_task(self._tick())
-            tasks.create_task(report_every_so_often(self.core))
+            tasks.create_task(report_every_so_often(self.core, self.clock))
 
     # ----------------------------------------------------------------- the core's commands
 

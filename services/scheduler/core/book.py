@@ -4,6 +4,7 @@ Pinned prefixes stand in the same lines; but who looks for requests does not fin
 """
 
 from collections.abc import Iterator
+from math import inf
 
 from services.scheduler.core.events import Gateway
 from services.scheduler.core.lifecycle import Change, Status
@@ -23,6 +24,9 @@ class Book:
         self._lines: dict[Status, Line] = {
             status: Line(order) for status in Status if status is not Status.FINISHED
         }
+        self.order = order
+        self.now = -inf
+        """When the present event happened."""
         self.pins = Pins()
         self.num_queued = 0
         """Requests that have yet to take their first step; each arrival is measured by this."""
@@ -78,6 +82,12 @@ class Book:
         """Those whose log is kept for a gateway that may miss something."""
         return [request for request in self if request.status is Status.FINISHED]
 
+    def longest_wait_s(self, at: float) -> float:
+        """Seconds for which somebody has not run who could: the most, 0 if nobody waits."""
+        lines = (self.waiting, self.swapped)
+        since = [one.waits_since for line in lines for one in line if not one.is_pin]
+        return at - min(since, default=at)
+
     def add(self, request: Request) -> None:
         """A new request, waiting. Raises: InvariantBroken if its id is known."""
         if request.request_id in self._requests:
@@ -96,6 +106,8 @@ class Book:
         """Take a step of the lifecycle, and change lines. An illegal one changes nothing."""
         before = request.status
         request.change(change)
+        if before is Status.RUNNING:
+            request.waits_since = self.now
         self._lines[before].remove(request)
         if request.status is not Status.FINISHED:
             self._lines[request.status].add(request)

@@ -32,6 +32,7 @@ class Counters:
         pins_dropped: prefixes that could not be computed, or kept when an executor came back.
         pin_hits: requests whose first start found tokens of a pinned prefix.
         reports_ignored: parts of a result about sequences that had no row in its plan.
+        deadlines_passed: requests that were ended, or refused before a model was known, for it.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
 
@@ -62,6 +63,7 @@ class Counters:
     results_dropped: int = 0
     reports_ignored: int = 0
     executor_losses: int = 0
+    deadlines_passed: int = 0
     resent_runs: int = 0
 
     @property

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from services.scheduler.core.beams import Beams
+from services.scheduler.core.bill import Bill
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
+from services.scheduler.core.deadlines import Deadlines
 from services.scheduler.core.decoding import decoding_of
 from services.scheduler.core.endings import Endings
 from services.scheduler.core.events import (
@@ -64,6 +66,7 @@ class Desk:
         self._queue_limits = queue_limits
         self._num_pinned = num_pinned
         self._lobby = Lobby()
+        self._deadlines = Deadlines(book, self._lobby, endings, outbox, counters)
         self._sequence_ids = sequence_ids
 
     @property
@@ -81,6 +84,10 @@ class Desk:
         """Prompt tokens of these."""
         return self._book.num_queued_tokens + self._lobby.num_tokens
 
+    def longest_wait_s(self, at: float) -> float:
+        """Seconds for which somebody has waited, or been swapped out, by now: the most."""
+        return max(self._book.longest_wait_s(at), self._lobby.longest_wait_s(at))
+
     def opened(self, limits: Limits, at: float) -> None:
         """An executor says what it can take: everybody who is here is checked against that."""
         is_new = limits != self._limits
@@ -89,12 +96,14 @@ class Desk:
             for request in list(self._book):
                 if request.is_live:
                     self._check_again(request, limits, at)
+        self._deadlines.tick(at)
         for event in self._lobby.empty():
             self._admit(event, limits)
 
     def tick(self, at: float) -> None:
-        """Time passes: the speed of the queue is measured."""
+        """Time passes: the speed of the queue is measured, and who is late ends."""
         self._queue_limits.tick(at, self._book.num_dequeued)
+        self._deadlines.tick(at)
 
     # ----------------------------------------------------------------- arrivals
 
@@ -124,12 +133,13 @@ class Desk:
             )
         elif self._limits is None:
             self._lobby.enter(event)
+            self._deadlines.tick_lobby(event.at)
         else:
             self._admit(event, self._limits)
 
     def _why_full(self, submit: Submit, at: float) -> str:
         """Why the queue has no room for it; "" if it has, as for every resubmitted request."""
-        self.tick(at)
+        self._queue_limits.tick(at, self._book.num_dequeued)
         if submit.resubmitted:
             return ""
         return self._queue_limits.refusal(
@@ -153,6 +163,7 @@ class Desk:
             max_tokens=max_tokens,
             decoding=decoding_of(submit.sampling, limits.eos_token_ids, limits.vocab_size),
             sequences=self._new_sequences(submit),
+            bill=Bill() if limits.config.enable_kv_bill else None,
         )
         request.last_heard = event.at
         self._beams.begin(request)
@@ -160,6 +171,7 @@ class Desk:
         self._counters.requests_accepted += 1
         self._streams.accepted(request)
         self._end_what_is_over(request, event.at)
+        self._deadlines.check(request, event.at)
         if request.is_live:
             self._steps.prepare(request)
 

@@ -2,15 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.decoding import stop_ids_of
 from services.scheduler.core.wire_size import MOST_BYTES, prompt_bytes, token_bytes
-from shared.errors import InvalidField, NeverFits, PromptTooLong, Unsupported
+from shared.errors import InvalidField, NeverFits, PromptTooLong
 from shared.geometry import blocks_in
 from shared.ids import Ids
 from shared.messages import ExecutorReady, Submit
 from shared.sampling import MAX_BEAM_TOP, check_sampling, unknown_ids
+
+INT32: Final = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,11 @@ def check_submit(submit: Submit, limits: Limits) -> int:
 
     Raises: InvalidField, Unsupported, PromptTooLong or NeverFits, naming the field.
     """
-    _check_not_yet(submit)
+    _check_priority(submit, limits.config)
+    if submit.deadline_s is not None and not 0 < submit.deadline_s < math.inf:
+        raise InvalidField(
+            "deadline_s", f"must be a finite number above 0 seconds, not {submit.deadline_s}"
+        )
     check_sampling(submit.sampling, limits.vocab_size, limits.eos_token_ids)
     _check_width(submit, limits.config)
     _check_beams(submit, limits)
@@ -117,11 +124,16 @@ def _check_logprobs(submit: Submit) -> None:
         )
 
 
-def _check_not_yet(submit: Submit) -> None:
-    if submit.priority:
-        raise Unsupported("priority")
-    if submit.deadline_s is not None:
-        raise Unsupported("deadline_s")
+def _check_priority(submit: Submit, config: SchedulerConfig) -> None:
+    if submit.priority not in INT32:
+        raise InvalidField("priority", "must fit in a signed 32-bit integer")
+    if submit.priority and config.scheduling_policy != "priority":
+        raise InvalidField(
+            "priority",
+            f"is {submit.priority}, and this server serves first come, first served "
+            "(--scheduling-policy fcfs): leave it out, or start the scheduler with "
+            "--scheduling-policy priority",
+        )
 
 
 def _check_vocabulary(field: str, token_ids: Ids, vocab_size: int) -> None:

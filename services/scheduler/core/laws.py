@@ -140,8 +140,8 @@ def _check_lines(scheduler: Scheduler) -> None:
         story = f"{[r.request_id for r in in_line]} stand in the line, {names} say so"
         _demand(set(in_line) == set(by_status), f"lines, {status}", story)
         _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
-        places = [(request.arrival, request.request_id) for request in in_line]
-        _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
+        places = [book.order.place(request) for request in in_line]
+        _demand(places == sorted(places), f"lines, {status}, in their order", str(places))
     most = scheduler.config.most_sequences
     sequences = sum(request.num_seats for request in book.running)
     _demand(

@@ -35,7 +35,7 @@ from services.scheduler.core.intake import Limits
 from services.scheduler.core.kv.usage import KVUsage
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.pin_desk import PinDesk
-from services.scheduler.core.policies.order import Fcfs
+from services.scheduler.core.policies.order import ORDERS
 from services.scheduler.core.queue_limits import QueueLimits
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Finish, Sequence
@@ -60,7 +60,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, make_allocator: MakeAllocator = paged) -> None:
         self.config = config
         self.counters = Counters()
-        self.book = Book(Fcfs())
+        self.book = Book(ORDERS[config.scheduling_policy]())
         self.steps = Steps(config, self.book, self.counters, make_allocator)
         self._outbox = Outbox()
         streams = Streams(self._outbox, self.counters)
@@ -130,6 +130,10 @@ class Scheduler:
         """Finished requests whose log is kept until their gateway is done with them."""
         return len(self.book.finished())
 
+    def longest_wait_s(self, at: float) -> float:
+        """Seconds for which somebody has waited, or been swapped out, by now: the most."""
+        return self._desk.longest_wait_s(at)
+
     def usage(self) -> KVUsage:
         """Where the places of the KV pool are."""
         return self.steps.usage()
@@ -151,6 +155,7 @@ class Scheduler:
         The next plan comes first: the executor is what everybody waits for. Raises: InvariantBroken
         for a bug of ours; after it this object may not be used.
         """
+        self.book.now = event.at
         self._take(event)
         plans: list[Command] = []
         while (sent := self.steps.next_plan()) is not None:

@@ -4,8 +4,8 @@ One round of planning walks the running requests in their order, oldest first, a
 for what each may compute. When no block is free the latest running request gives way; its blocks
 settle, so nobody gets them in the same round (law 9), and who asked sits this round out. It is only
 when everybody went on that swapped requests come back, and only when none is left that waiting ones
-start. A round in which nobody got anything but somebody gave way is no plan: the blocks settle and
-the walk begins again.
+start; under priorities precedence.py has a word before. A round in which nobody got anything but
+somebody gave way is no plan: the blocks settle and the walk begins again.
 
 Who came back, from the CPU pool or by computing all again, is *protected* until it has a new token:
 it gives way to nobody, and the blocks for its known tokens are kept from the growth of others. So
@@ -26,6 +26,7 @@ from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.lifecycle import Change, Status
 from services.scheduler.core.pins import Found
 from services.scheduler.core.policies.batching import Batching
+from services.scheduler.core.precedence import Precedence
 from services.scheduler.core.request import Request
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Sequence
@@ -48,6 +49,7 @@ class Planner:
         max_running: int,
         max_scored_tokens: int,
         watermark: float,
+        keeps_bills: bool = False,
     ) -> None:
         """At most `max_running` sequences run.
 
@@ -65,6 +67,14 @@ class Planner:
         self._max_scored_tokens = max_scored_tokens
         self._watermark_blocks = int(watermark * self._pool.num_blocks)
         self._told_before = 0
+        self._keeps_bills = keeps_bills
+        self._precedence = Precedence(
+            book=book,
+            holdings=holdings,
+            giving_way=giving_way,
+            max_running=max_running,
+            watermark_blocks=self._watermark_blocks,
+        )
 
     @property
     def has_suspect(self) -> bool:
@@ -88,12 +98,18 @@ class Planner:
             self._holdings.settle(before_step)
             if not draft.is_empty or self._giving_way.num_told == before:
                 break
+            if not self._book.running:  # all made way for who is next
+                self._told_before = self._giving_way.num_told
         if draft.is_empty:
             return None
         several = [row.request for row in draft.sent.values() if len(row.request.sequences) > 1]
         for request in dict.fromkeys(several):
             self._holdings.share_prompt(request)
         self._count(draft)
+        if self._keeps_bills:
+            for request in dict.fromkeys([row.request for row in draft.sent.values()]):
+                if request.bill is not None:
+                    request.bill.step(request.live_sequences)
         return draft.seal(self._boot, self._giving_way.take_told())
 
     def _count(self, draft: Draft) -> None:
@@ -117,6 +133,26 @@ class Planner:
             num_running=sum([len(sequences) + r.num_spare_seats for r, sequences in running]),
             reserved=sum([self._holdings.to_come(r) for r, _ in running if r.is_protected]),
         )
+        if not suspects:
+            self._precedence.make_way(draft)
+        urgent = self._precedence.urgent if going_on else None
+        if urgent is None:
+            self._walk_those(draft, asking, is_idle)
+        else:  # whoever has a greater number comes last in the line of those who run
+            split = sum([request.priority <= urgent.priority for request, _ in asking])
+            self._walk_those(draft, asking[:split], is_idle)
+            is_let_in = not suspects and not self._has_somebody_given_way
+            kept = self._precedence.tokens_to_keep(draft) if is_let_in else 0
+            draft.shares.left -= kept
+            self._walk_those(draft, asking[split:], is_idle)
+            draft.shares.left += kept
+        if not suspects and not self._has_somebody_given_way:
+            self._let_in(draft, is_idle)
+        return draft
+
+    def _walk_those(
+        self, draft: Draft, asking: list[tuple[Request, list[tuple[Sequence, int]]]], is_idle: bool
+    ) -> None:
         grant, place = draft.shares.grant, self._rows.place
         for request, asked in asking:
             if request.status is not Status.RUNNING:
@@ -129,11 +165,15 @@ class Planner:
                 if granted and not place(draft, request, sequence, granted):
                     draft.shares.give_back(granted)
                     self._make_room(draft, request, 1, is_idle)
-        if not suspects and not self._has_somebody_given_way:
+
+    def _let_in(self, draft: Draft, is_idle: bool) -> None:
+        """Swapped ones before waiting ones, but for waiting ones of a lower number: in turns."""
+        while True:
+            num_before = draft.num_running
             self._return_swapped(draft, is_idle)
-            if not self._book.swapped:
-                self._start_waiting(draft)
-        return draft
+            self._start_waiting(draft)
+            if draft.num_running == num_before or not self._book.swapped:
+                return
 
     @property
     def _has_somebody_given_way(self) -> bool:
@@ -198,10 +238,10 @@ class Planner:
     def _return_swapped(self, draft: Draft, is_idle: bool) -> None:
         """In their order, when there is room for all they hold and for what they compute next."""
         swapped = self._book.swapped
-        if not swapped:
+        if not self._precedence.is_swapped_next:
             return
         promised = self._promised()
-        while swapped and draft.shares.left:
+        while self._precedence.is_swapped_next and draft.shares.left:
             request = swapped.first
             need, num_seats = self._holdings.to_return(request), request.num_seats
             free = self._pool.num_available - promised
@@ -212,7 +252,9 @@ class Planner:
                     continue
                 return
             self._book.change(request, Change.SWAP_IN)
-            draft.swap_in += self._holdings.swap_in(request, draft.step_id)
+            moves = self._holdings.swap_in(request, draft.step_id)
+            self._giving_way.moved(request, moves)
+            draft.swap_in += moves
             draft.swapped_in.append(request)
             self._come_back(draft, request)
             for sequence in request.live_sequences:
@@ -228,12 +270,17 @@ class Planner:
     # ----------------------------------------------------------------- those who wait
 
     def _start_waiting(self, draft: Draft) -> None:
-        """First come, first served: the first who does not fit holds up those behind it."""
+        """In their order: the first who does not fit holds up those behind it."""
         waiting = self._book.waiting
-        if not waiting or not draft.shares.left or draft.num_running >= self._max_running:
+        if (
+            not waiting
+            or self._precedence.is_swapped_next
+            or not draft.shares.left
+            or draft.num_running >= self._max_running
+        ):
             return
         promised = self._promised()
-        while waiting and draft.shares.left:
+        while waiting and draft.shares.left and not self._precedence.is_swapped_next:
             request = waiting.first
             if request.is_suspect and draft.sent:
                 return
@@ -298,7 +345,7 @@ class Planner:
     def _is_suspect_next(self) -> bool:
         """Whether everybody else pauses because a suspect can start now."""
         book = self._book
-        if self._has_somebody_given_way or book.swapped or not book.waiting:
+        if self._has_somebody_given_way or self._precedence.is_swapped_next or not book.waiting:
             return False
         request = book.waiting.first
         if not request.is_suspect:

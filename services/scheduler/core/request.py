@@ -1,9 +1,11 @@
 """A request: what the scheduler remembers of one client's wish."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.bill import Bill
 from services.scheduler.core.decoding import Decoding
 from services.scheduler.core.events import Gateway
 from services.scheduler.core.lifecycle import Change, Status, status_after
@@ -40,6 +42,7 @@ class Request:
         max_tokens: int,
         decoding: Decoding,
         sequences: tuple[Sequence, ...],
+        bill: Bill | None = None,
         is_pin: bool = False,
     ) -> None:
         self.submit = submit
@@ -72,6 +75,10 @@ class Request:
         self.num_losses = 0
         """Executors lost in a row while they computed this request's next token."""
         self.was_prompt_counted = False
+        self.bill = bill
+        """What it costs in blocks, if anybody wants to know."""
+        self.waits_since = arrival
+        """When it began to wait, or to be swapped out, the last time."""
         self.last_heard = arrival
         """When its gateway last showed that it knows this request."""
         self.listed: tuple[Listed, ...] = ()
@@ -81,6 +88,17 @@ class Request:
     def request_id(self) -> RequestId:
         """The gateway's name for it."""
         return self.submit.request_id
+
+    @property
+    def priority(self) -> int:
+        """The lower, the sooner it is served."""
+        return self.submit.priority
+
+    @property
+    def expires_at(self) -> float:
+        """When it is too late for anything more; infinite if it has no deadline."""
+        deadline_s = self.submit.deadline_s
+        return inf if deadline_s is None else self.arrival + deadline_s
 
     @property
     def is_live(self) -> bool:
@@ -160,6 +178,7 @@ class Request:
             prompt_tokens=len(self.submit.prompt),
             completion_tokens=sum(len(sequence.generated) for sequence in self.sequences),
             cached_tokens=min(self.num_cached or 0, len(self.submit.prompt)),
+            bill=self.bill.told() if self.bill is not None else None,
         )
 
 

@@ -61,6 +61,8 @@ class Rows:
         (draft.prompts if first < num_tokens - 1 else draft.decodes).append(row)
         if copies:
             draft.copies += copies
+            if request.bill is not None:
+                request.bill.copied_blocks += len(copies)
         sent = SentRow(request, sequence, table, last, draws, score, is_report)
         draft.sent[sequence_id] = sent
         self._counters.computed_tokens += num_placed

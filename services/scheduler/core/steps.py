@@ -121,6 +121,7 @@ class Steps:
             max_running=self._config.most_sequences,
             max_scored_tokens=self._config.max_scored_tokens,
             watermark=self._config.watermark,
+            keeps_bills=self._config.enable_kv_bill,
         )
 
     def lose(self) -> list[Request]:

@@ -39,6 +39,8 @@ class Walk(RuleBasedStateMachine):
         plans_in_flight=st.sampled_from((1, 2)),
         costs=st.sampled_from((Costs(64, 1e9, 1e3), Costs(64, 1e3, 1e6), Costs(64, 0.0, 0.0))),
         join=st.booleans(),
+        scheduling_policy=st.sampled_from(("fcfs", "priority")),
+        enable_kv_bill=st.booleans(),
     )
     def build(self, **house):
         self.walker = Walker(max_model_len=40, stream_ttl_s=50.0, **house)
@@ -58,10 +60,12 @@ class Walk(RuleBasedStateMachine):
         n=st.sampled_from((1, 1, 2, 3)),
         family=st.sampled_from((None, 0, 1)),
         tenant=st.sampled_from((0, 0, 1)),
+        priority=st.sampled_from((0, 0, 1, -7)),
+        deadline_s=st.sampled_from((None, None, 0.05, 4.0)),
     )
     def submit(
         self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s, logprobs,
-        prompt_logprobs, draw, n, family, tenant,
+        prompt_logprobs, draw, n, family, tenant, priority, deadline_s,
     ):  # fmt: skip
         params = {
             "seed": seed,
@@ -73,7 +77,12 @@ class Walk(RuleBasedStateMachine):
             "draw": draw,
             "n": n,
         }
-        self.walker.submit(prompt, max_tokens, gateway, params, age_s, family, tenant)
+        if self.walker.settings["scheduling_policy"] == "fcfs":
+            priority = 0
+        self.walker.submit(
+            prompt, max_tokens, gateway, params, age_s, family, tenant,
+            priority=priority, deadline_s=deadline_s,
+        )  # fmt: skip
 
     @rule(times=st.integers(1, 6))
     def step(self, times):
@@ -167,7 +176,9 @@ TestWalk = Walk.TestCase
 
 
 HOUSES = {
-    "tiny": {"num_blocks": 6, "block_size": 4, "max_model_len": 40},
+    "tiny": {
+        "num_blocks": 6, "block_size": 4, "max_model_len": 40, "deadlines": (None, None, 0.05, 0.5),
+    },
     "chunks": {
         "num_blocks": 9, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 5,
         "max_num_seqs": 4, "max_scored_tokens": 3, "max_num_queued_reqs": 3,
@@ -187,6 +198,18 @@ HOUSES = {
         "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4),
         "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0,
     },
+    "priorities": {
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 1, 3),
+        "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0, "max_num_seqs": 5,
+        "scheduling_policy": "priority", "priorities": (0, 1, 1, 5, -2),
+        "deadlines": (None, None, 0.05, 0.5), "enable_prefix_caching": True, "plans_in_flight": 2,
+        "max_num_batched_tokens": 9, "enable_kv_bill": True,
+    },
+    "priorities, swap": {
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2),
+        "num_cpu_blocks": 20, "preemption_mode": "swap", "watermark": 0.1, "max_num_seqs": 3,
+        "scheduling_policy": "priority", "priorities": (2, 1, 0), "deadlines": (None, 0.3),
+    },
 }  # fmt: skip
 
 
@@ -204,6 +227,8 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
         must.add("queue_full")
     if "widths" in house:
         must.add("copy on write")
+    if "deadlines" in house:
+        must.add("deadline")
     if house.get("enable_prefix_caching"):
         must |= {"hit", "eviction"}
     if "num_cpu_blocks" in house:

@@ -26,10 +26,12 @@ FAMILIES = [tuple((first + at * 7) % (VOCAB - 1) + 1 for at in range(40)) for fi
 class Walker:
     """A house, and what a plain memory of the walk knows about each request."""
 
-    def __init__(self, widths=(1,), **house):
-        """`widths` are the n of the requests that a random walk submits."""
+    def __init__(self, widths=(1,), priorities=(0,), deadlines=(None,), **house):
+        """`widths`, ... are the n, the priorities and so on of what a random walk submits."""
         self.house = House(**house)
         self.settings, self.widths = house, widths
+        self.priorities, self.deadlines = priorities, deadlines
+        self.births = {}
         self.owners = {}
         self.answers, self.logprobs, self.scores = {}, {}, {}
         self.may_fail = set()
@@ -40,8 +42,10 @@ class Walker:
 
     # ------------------------------------------------------------------ moves
 
-    def submit(self, prompt, max_tokens, gateway, params, age_s=0.0, family=None, tenant=0):
-        """`params`: keyword arguments of SamplingParams beside max_tokens.
+    def submit(
+        self, prompt, max_tokens, gateway, params, age_s=0.0, family=None, tenant=0, **extra
+    ):  # fmt: skip
+        """`params`: keyword arguments of SamplingParams beside max_tokens; `extra`: of Submit.
 
         Prompts of one family begin alike, for all but their last two tokens.
         """
@@ -62,8 +66,9 @@ class Walker:
         self.scores[name] = solo_scores(ids, sampling)
         house.submit(
             name, ids, gateway=gateway, sampling=sampling, age_s=age_s,
-            key_hash=bytes(tenant), extra={"cache_salt": "s" * tenant},
+            key_hash=bytes(tenant), extra={"cache_salt": "s" * tenant, **extra},
         )  # fmt: skip
+        self.births[name] = house.now - age_s
         if refusal := self._stream(name).refused:
             self._forget(name)
             self.happened[str(refusal.code)] += 1
@@ -209,6 +214,9 @@ class Walker:
     def tick(self, seconds):
         self._count()
         self.house.tick(seconds)
+        for request in self.house.core.book:
+            late = request.is_live and request.expires_at <= self.house.now
+            assert not late, f"{request.request_id} goes on after its deadline"
 
     # ------------------------------------------------------------------ checks
 
@@ -240,6 +248,7 @@ class Walker:
             "copy on write": counters.cow_copies,
             "hit": counters.prefix_cache_hits,
             "eviction": self.house.core.prefix_evictions,
+            "deadline": counters.deadlines_passed,
         }
         for what, times in now.items():
             self.happened[what] += max(0, times - seen.get(what, 0))
@@ -275,7 +284,7 @@ class Walker:
         assert finished is not None, f"{name} never ended"
         assert finished.length == len(stream.tokens)
         if finished.reason is FinishReason.ERROR:
-            assert name in self.may_fail, f"{name}: {finished.error}"
+            assert name in self.may_fail or self._is_late(name, finished), finished.error
         elif finished.reason is FinishReason.LENGTH:
             most = self.house.core.book.get(name).max_tokens
             assert name in self.may_fail or finished.length == most
@@ -298,6 +307,13 @@ class Walker:
             self.house.stream(name, self.owners[name], index)
             for index in range(self.house.width(name))
         ]
+
+    def _is_late(self, name, finished):
+        """Whether it says that its deadline has passed, and that is true."""
+        deadline_s = self.house.submits[name].deadline_s
+        if finished.code is not ErrorCode.DEADLINE or deadline_s is None:
+            return False
+        return self.births[name] + deadline_s <= self.house.now + 1e-6
 
     def _is_deaf(self, name):
         return self.house.gateways[self.owners[name].encode()].is_deaf
@@ -338,12 +354,15 @@ class Walker:
         ended = [stream.finished for stream in self._streams(name)]
         self.house.submit(
             name, submit.prompt, gateway=self.owners[name], sampling=submit.sampling,
+            age_s=self.house.now - self.births[name],
             extra={
                 "generated": generated,
                 "prompt_logprobs": stream.prompt_logprobs,
                 "resubmitted": resubmitted,
                 "key_hash": submit.key_hash,
                 "cache_salt": submit.cache_salt,
+                "priority": submit.priority,
+                "deadline_s": submit.deadline_s,
             },
         )  # fmt: skip
         for stream, end in zip(self._streams(name), ended, strict=True):
@@ -376,7 +395,15 @@ def _submit(walker, dice, gateway, _):
     age_s = dice.choice((0.0, 0.0, 0.0, 0.5))
     most = dice.choice((None, 0, 3, 6, 14))
     family, tenant = dice.choice((None, 0, 1)), dice.choice((0, 0, 1))
-    walker.submit(dice.randrange(1, 16), most, gateway, params, age_s, family, tenant)
+    walker.submit(
+        dice.randrange(1, 16), most, gateway, params, age_s, family, tenant,
+        priority=_any_of(dice, walker.priorities), deadline_s=_any_of(dice, walker.deadlines),
+    )  # fmt: skip
+
+
+def _any_of(dice, several):
+    """One of these; where there is only one, no throw is spent on it."""
+    return dice.choice(several) if len(several) > 1 else several[0]
 
 
 _MOVES = {
