@@ -59,6 +59,11 @@ class SchedulerCollector(Collector):
                 "pinned": core.num_pinned_blocks,
             },
         )
+        yield _gauge(
+            "kv_sharing_saved_ratio",
+            "Blocks saved by sharing, as a share of those held without it, 0 to 1",
+            usage.sharing_saved,
+        )
         yield _gauge("num_pinned_prefixes", "Prefixes that are pinned", core.num_pins)
         yield _gauge("cpu_cache_usage_perc", "Used CPU blocks, 0 to 1", core.cpu_usage().used_share)
         yield _labelled(

@@ -6,6 +6,7 @@ is sent; the tests watch the commands for them.
 
 from collections import Counter
 
+from services.scheduler.core.beam_laws import check_beams
 from services.scheduler.core.flight import SentPlan
 from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.kv.allocator import Allocator
@@ -34,6 +35,8 @@ def check_laws(scheduler: Scheduler) -> None:
     _check_queue(scheduler)
     for request in scheduler.book.everyone:
         _check_request(request)
+        if request.submit.sampling.use_beam_search:
+            check_beams(request)
     check_pins(scheduler)
     _check_flight(scheduler)
     _check_counters(scheduler)
@@ -171,8 +174,6 @@ def _check_request(request: Request) -> None:
         _check_progress(who, request, sequence)
     _check_tables(who, request)
     _check_scores(who, request)
-    if request.submit.sampling.use_beam_search:
-        _check_beams(who, request)
 
 
 def _check_tables(who: str, request: Request) -> None:
@@ -214,30 +215,6 @@ def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
         wants_scores = not sequence.generated and request.num_unscored > 0
         wants_more = len(sequence.generated) < request.max_tokens or wants_scores
         _demand(wants_more, "max_tokens ends it", story)
-
-
-def _check_beams(who: str, request: Request) -> None:
-    """Beams are different texts of one length; answers have tokens from the end of the search on.
-
-    A report is of a beam that has all its tokens computed, and no search waits with all of them.
-    """
-    beams, width = request.beams, len(request.sequences)
-    texts = {tuple(beam.generated) for beam in beams}
-    story = f"{who} has {len(beams)} beams, {len(texts)} different ones, of {width}"
-    is_whole = len(texts) == len(beams) == width - request.num_spare_seats
-    _demand(is_whole or not beams, "beams, each another text", story)
-    story = f"{who} has beams of {sorted(map(len, texts))} tokens"
-    _demand(len(set(map(len, texts))) <= 1, "beams, all of one length", story)
-    _demand(bool(beams) == request.is_live, "beams, as long as it lives", story)
-    early = [one.index for one in request.sequences if one.finish is None and one.generated]
-    _demand(not early, "beams, answers come at the end", f"{who}: {early} have tokens")
-    told = [beam for beam in beams if beam.report is not None]
-    _demand(not beams or len(told) < len(beams), "beams, no search waits", f"{who} has all reports")
-    for beam in told:
-        table = beam.table if beam.table is not None else beam.swapped
-        computed = None if table is None else table.num_filled
-        story = f"{who} has a report after {computed} of {beam.num_tokens} tokens"
-        _demand(computed == beam.num_tokens, "beams, a report is of all tokens", story)
 
 
 def _check_scores(who: str, request: Request) -> None:

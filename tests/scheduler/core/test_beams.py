@@ -1,8 +1,13 @@
 """Beams in the scheduler: the texts they find, and the blocks they share, fork and free."""
 
+from dataclasses import replace
+
 import pytest
 
-from shared.messages import Finished, Tokens
+from services.scheduler.core.events import StepFinished
+from services.scheduler.core.lifecycle import Status
+from shared.errors import ErrorCode
+from shared.messages import CancelReason, Finished, GeneratedSequence, Tokens
 from shared.sampling import NO_DRAW, EarlyStopping, FinishReason
 from tests.scheduler.core.toys import EOS
 
@@ -94,3 +99,217 @@ def test_beams_greedy_and_sampled_requests_share_a_plan(build):
     house.run()
     for name in "ABCD":
         assert house.answers(name) == house.solos(name)
+
+
+# ------------------------------------------------------------------ at the door
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "at least one token"),
+        ({"n": 40}, "n", "beside 1 tokens that end a text at most 39"),
+        ({"n": 4, "stop_token_ids": tuple(range(1, 38))}, "n", "at most 2 beams"),
+        ({"n": 9}, "n", "at most 8 sequences run"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused(build, params, field, words):
+    house = build(640, 4, max_num_seqs=8 if params.get("n") == 9 else 256)
+    beams(house, "A", **{"ignore_eos": False, **params})
+    refused = house.stream("A").refused
+    assert (refused.code, refused.param) == (ErrorCode.INVALID, field)
+    assert words in refused.message
+
+
+def test_as_many_beams_as_there_are_tokens_that_go_on(build):
+    house = build(640, 4)
+    beams(house, "A", n=39, max_tokens=3, ignore_eos=False)
+    house.run()
+    assert house.answers("A") == house.solos("A")
+
+
+def test_a_search_counts_as_n_from_its_start(build):
+    house = build(64, 4, max_num_seqs=5)
+    beams(house, "A", n=4, max_tokens=3)
+    house.submit("B", prompt=3, max_tokens=9, n=2)
+    house.submit("C", prompt=3, max_tokens=9)
+    house.step()
+    assert [house.status(name) for name in "ABC"] == [
+        Status.RUNNING, Status.WAITING, Status.WAITING,
+    ]  # fmt: skip
+    house.run()
+    for name in "ABC":
+        assert house.answers(name) == house.solos(name)
+
+
+def test_the_worst_case_fits_exactly(build):
+    """The prompt's full blocks once, then four tails: so many blocks are enough when alone."""
+    house = build(2 + 4 * 2, 4, watermark=0.0)
+    beams(house, "A", prompt=9, max_tokens=8, n=4)
+    assert house.stream("A").refused is None
+    house.run()
+    assert house.answers("A") == house.solos("A")
+    beams(house, "B", prompt=9, max_tokens=9, n=4)
+    assert house.stream("B").refused.code is ErrorCode.NEVER_FITS
+
+
+# ------------------------------------------------------------------ giving up
+
+
+def test_an_answer_given_up_is_not_told_and_the_others_are(house):
+    beams(house, "A", n=3)
+    house.step(3)
+    house.cancel("A", CancelReason.CLIENT_GONE, 1)
+    house.cancel("A", CancelReason.STOP_STRING, 2)
+    finished = house.replies(Finished)[0]
+    assert (finished.sequence, finished.reason, finished.length) == (2, FinishReason.STOP, 0)
+    house.run()
+    assert house.answers("A") == [house.solo("A"), (), ()]
+    assert house.finish("A", index=1) is None
+
+
+@pytest.mark.parametrize("reason", list(CancelReason))
+def test_when_no_answer_is_wanted_every_block_comes_back(build, reason):
+    house = build(64, 4)
+    beams(house, "A", n=3)
+    house.step(3)
+    for index in range(3):
+        house.cancel("A", reason, index)
+    house.step()
+    assert (house.free, house.core.num_running) == (64, 0)
+
+
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+def test_r22_300_searches_and_streams_cut_short_leave_nothing(build, plans_in_flight):
+    house = build(
+        50, 4, num_cpu_blocks=60, watermark=0.0, preemption_mode="swap", enable_prefix_caching=True,
+        plans_in_flight=plans_in_flight, max_num_seqs=64, laws_every=9,
+    )  # fmt: skip
+    names = [f"{at:03d}" for at in range(300)]
+    for at, name in enumerate(names):
+        if at % 2:
+            beams(house, name, prompt=3 + at % 17, max_tokens=20, n=4)
+        else:
+            house.submit(name, prompt=3 + at % 17, max_tokens=20, ignore_eos=True)
+    cut, swapped = set(), set()
+    while house.in_flight:
+        house.step()
+        for name in names:
+            if house.status(name) is Status.SWAPPED:
+                swapped.add(name)
+            request = house.core.book.get(name)
+            if name not in cut and len(request.live_sequences[0].generated) >= 3:
+                house.cancel(name)
+                cut.add(name)
+    assert len(cut) == 300
+    assert any(int(name) % 2 for name in swapped)
+    core = house.core
+    assert (core.num_running, core.num_waiting, core.num_swapped) == (0, 0, 0)
+    assert (house.free, core.cpu_usage().num_free) == (50, 60)
+
+
+def test_a_row_error_of_one_beam_ends_the_request_and_no_other(house):
+    house.submit("B", prompt=3, max_tokens=9, ignore_eos=True)
+    beams(house, "A", n=3)
+    house.step(3)
+    failing = house.core.book.get("A").beams[1].sequence_id
+    house.step(failing_rows={failing})
+    assert finishes(house, "A") == [FinishReason.ERROR] * 3
+    house.run()
+    assert house.tokens("B") == house.solo("B")
+
+
+def spoil(house, change):
+    """Run the plan in flight, but say what `change` makes of its first report."""
+    plan = house.in_flight.pop(0)
+    result = house.executor.run(plan)
+    first, *others = result.sampled
+    changed = [] if change is None else [change(first)]
+    result = replace(result, sampled=(*changed, *others))
+    house.handle(StepFinished(house.later(), result))
+
+
+def with_report(**changes):
+    return lambda one: replace(one, logprobs=replace(one.logprobs, **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "flaw"),
+    [
+        (None, "reported no likeliest tokens"),
+        (lambda one: replace(one, logprobs=None), "reported no likeliest tokens"),
+        (lambda one: replace(one, token_id=3), "drew a token for a beam"),
+        (with_report(top_ids=(1, 2)), "2 likeliest tokens instead of 3"),
+        (with_report(top_ids=(1, 2, 2)), "a likeliest token twice"),
+        (with_report(top_ids=(1, 2, 99)), "beyond its 40"),
+        (with_report(top=(float("nan"), -1.0, -1.0)), "are none"),
+        (with_report(top=(0.5, -1.0, -1.0)), "are none"),
+    ],
+)
+def test_a_report_that_is_none_ends_the_request(house, change, flaw):
+    beams(house, "A", n=3)
+    house.step(2)
+    spoil(house, change)
+    assert finishes(house, "A") == [FinishReason.ERROR] * 3
+    assert flaw in house.stream("A").finished.error
+
+
+# ------------------------------------------------------------------ streams
+
+
+def test_a_resubmitted_search_begins_again_and_finds_the_same(build):
+    house = build(64, 4)
+    beams(house, "A", n=3)
+    house.run()
+    whole = house.answers("A")
+    ended = tuple(GeneratedSequence(answer, FinishReason.LENGTH) for answer in whole[:2])
+    beams(house, "B", prompt=house.submits["A"].prompt, n=3, extra={"generated": ended})
+    assert house.status("B") is Status.RUNNING
+    house.run()
+    assert house.answers("B") == whole
+    assert finishes(house, "B") == [FinishReason.LENGTH] * 3
+
+
+def test_another_gateway_takes_a_search_over(house):
+    beams(house, "A", n=3)
+    house.step(3)
+    house.attach("A", "h")
+    assert [one.token_ids for one in house.stream("A", "h").attached.sequences] == [()] * 3
+    house.run()
+    assert house.answers("A", "h") == house.solos("A")
+    house.attach("A", "g")
+    assert house.answers("A") == house.solos("A")
+
+
+def test_a_gateway_that_missed_the_answers_gets_them_again(house):
+    gateway = house.gateways[b"g"]
+    beams(house, "A", n=2)
+    house.step()
+    gateway.is_deaf = gateway.may_gap = True
+    house.run()
+    gateway.is_deaf = False
+    house.beat("A")
+    house.beat("A")
+    assert house.answers("A") == house.solos("A")
+    assert finishes(house, "A") == [FinishReason.LENGTH] * 2
+
+
+def test_max_tokens_left_to_us_is_what_fits_for_all_beams(build):
+    house = build(8, 4, max_model_len=200)
+    beams(house, "A", max_tokens=None, n=3)
+    assert house.stream("A").max_tokens == 8
+    house.run()
+    assert house.answers("A") == house.solos("A", 8)
+
+
+def test_a_search_begins_again_where_less_fits_than_before(build):
+    """How long texts may get decides which are the best, so nothing of the search is kept."""
+    house = build(16, 4, max_model_len=200)
+    beams(house, "A", max_tokens=None, n=2, early_stopping=EarlyStopping.NEVER)
+    house.step(6)
+    house.lose_executor()
+    house.join(num_blocks=6)
+    most = house.stream("A").max_tokens
+    assert most < 20
+    house.run()
+    assert house.answers("A") == house.solos("A", most)

@@ -4,6 +4,7 @@ import pytest
 
 from services.scheduler.core.lifecycle import Status
 from shared.messages import Costs, KVBill
+from shared.sampling import NO_DRAW
 
 FREE = {"copied_blocks": 0, "preemptions_swap": 0, "preemptions_recompute": 0, "swapped_bytes": 0}
 
@@ -98,3 +99,15 @@ def test_all_that_is_billed_is_all_that_was_done(billing):
     moved = counters.swap_out_blocks + counters.swap_in_blocks
     assert sum(one.swapped_bytes for one in bills) == 64 * moved
     assert all(0 <= one.sharing_saved < 1 for one in bills)
+
+
+def test_beams_are_billed_for_what_they_hold(billing):
+    house = billing(block_size=4, num_blocks=32)
+    house.submit(
+        "A", prompt=8, max_tokens=6, n=3, draw=NO_DRAW, use_beam_search=True, ignore_eos=True
+    )  # fmt: skip
+    house.run()
+    told = bill(house, "A", 2)
+    assert told.copied_blocks == house.core.counters.cow_copies > 0
+    assert told.peak_saved_blocks >= 4  # two beams more on the two blocks of the prompt
+    assert 0 < told.sharing_saved < 1

@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.core.lifecycle import Status
 from shared.errors import ErrorCode
 from shared.messages import Accepted, Finished, GeneratedSequence, Refused
-from shared.sampling import FinishReason
+from shared.sampling import NO_DRAW, FinishReason
 
 
 def submit(house, name, deadline_s, **kwargs):
@@ -160,3 +160,14 @@ def test_a_gateway_that_takes_the_stream_over_is_told(house):
     attached = house.stream("A", "h").attached
     assert attached.sequences[0].finish is FinishReason.ERROR
     assert house.stream("A", "h").finished.code is ErrorCode.DEADLINE
+
+
+def test_beams_end_too_and_give_their_blocks_back(house):
+    beams = {"draw": NO_DRAW, "use_beam_search": True}
+    submit(house, "A", 1.0, prompt=6, max_tokens=9, n=3, ignore_eos=False, **beams)
+    house.step(4)
+    assert len(house.core.book.get("A").beams) == 3
+    house.tick(2.0)
+    assert all(is_late(house, "A", 0, index) for index in range(3))
+    house.step()
+    assert house.free == 16

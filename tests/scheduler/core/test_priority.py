@@ -5,6 +5,7 @@ import pytest
 from services.scheduler.core.lifecycle import Status
 from shared.errors import ErrorCode
 from shared.messages import Preemption, PreemptionMode, Refused
+from shared.sampling import NO_DRAW
 from tests.scheduler.core.test_fairness import order_of_starts
 
 RUNNING, WAITING, SWAPPED = Status.RUNNING, Status.WAITING, Status.SWAPPED
@@ -315,3 +316,35 @@ def test_the_wait_of_those_who_came_before_a_model_was_known_shows_too(build):
     assert house.core.longest_wait_s(house.now + 2.0) == pytest.approx(9.0)
     house.join()
     assert house.core.longest_wait_s(house.now) == 0
+
+
+# --------------------------------------------------------------------------- beams and pins
+
+
+def test_beams_make_way_and_come_back_as_they_were(ranked):
+    house = ranked(num_blocks=12, block_size=4, max_num_seqs=4)
+    beams = {"draw": NO_DRAW, "use_beam_search": True}
+    submit(house, "B", 5, prompt=6, n=3, ignore_eos=False, **beams)
+    house.step(4)
+    submit(house, "X", 0, prompt=9, n=2, ignore_eos=False, **beams)
+    house.step(2)
+    assert statuses(house, "BX") == [WAITING, RUNNING]
+    all_are_right(house, "BX")
+
+
+def test_a_pinned_prefix_comes_first_and_makes_nobody_give_way(ranked):
+    house = ranked(num_blocks=10, block_size=4, max_num_seqs=2)
+    submit(house, "A", 0, prompt=4, max_tokens=16)
+    submit(house, "B", 5, prompt=4, max_tokens=12)
+    house.step(8)
+    house.pin("P", range(1, 15))
+    submit(house, "C", -5, prompt=4, max_tokens=2)
+    house.step(2)
+    assert statuses(house, "AB") == [RUNNING, RUNNING]
+    assert house.core.longest_wait_s(house.now) < 1, "of requests; a pin has no arrival"
+    while not house.core.book.pins.get("P").is_ready:
+        assert house.status("C") is not RUNNING
+        house.step()
+    assert house.core.counters.preemptions.total() == 0
+    all_are_right(house, "ABC")
+    house.unpin("P")

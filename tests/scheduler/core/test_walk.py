@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shared.messages import Costs
-from shared.sampling import DrawParams
-from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, random_walk
+from shared.sampling import DrawParams, EarlyStopping
+from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, as_beams, random_walk
 
 ANY = st.integers(0, 99)
 GATEWAY = st.sampled_from(GATEWAYS)
@@ -62,10 +62,12 @@ class Walk(RuleBasedStateMachine):
         tenant=st.sampled_from((0, 0, 1)),
         priority=st.sampled_from((0, 0, 1, -7)),
         deadline_s=st.sampled_from((None, None, 0.05, 4.0)),
+        beams=st.none()
+        | st.tuples(st.sampled_from((-1.0, 0.0, 2.0)), st.sampled_from(EarlyStopping)),
     )
     def submit(
         self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s, logprobs,
-        prompt_logprobs, draw, n, family, tenant, priority, deadline_s,
+        prompt_logprobs, draw, n, family, tenant, priority, deadline_s, beams,
     ):  # fmt: skip
         params = {
             "seed": seed,
@@ -77,6 +79,8 @@ class Walk(RuleBasedStateMachine):
             "draw": draw,
             "n": n,
         }
+        if beams is not None:
+            params |= as_beams(*beams)
         if self.walker.settings["scheduling_policy"] == "fcfs":
             priority = 0
         self.walker.submit(
@@ -185,28 +189,28 @@ HOUSES = {
     },
     "single places": {"num_blocks": 40, "block_size": 1, "max_model_len": 48, "watermark": 0.1},
     "all at once": {
-        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3),
+        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3), "beams": 0.3,
         "num_cpu_blocks": 9, "preemption_mode": "swap", "enable_prefix_caching": True,
         "plans_in_flight": 2, "watermark": 0.0,
     },
     "recompute, two ahead": {
-        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2),
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2), "beams": 0.4,
         "preemption_mode": "recompute", "enable_prefix_caching": True, "plans_in_flight": 2,
         "max_num_batched_tokens": 7,
     },
     "cheapest": {
-        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4),
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4), "beams": 0.3,
         "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0,
     },
     "priorities": {
-        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 1, 3),
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 1, 3), "beams": 0.1,
         "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0, "max_num_seqs": 5,
         "scheduling_policy": "priority", "priorities": (0, 1, 1, 5, -2),
         "deadlines": (None, None, 0.05, 0.5), "enable_prefix_caching": True, "plans_in_flight": 2,
         "max_num_batched_tokens": 9, "enable_kv_bill": True,
     },
     "priorities, swap": {
-        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2),
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2), "beams": 0.4,
         "num_cpu_blocks": 20, "preemption_mode": "swap", "watermark": 0.1, "max_num_seqs": 3,
         "scheduling_policy": "priority", "priorities": (2, 1, 0), "deadlines": (None, 0.3),
     },
@@ -227,6 +231,10 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
         must.add("queue_full")
     if "widths" in house:
         must.add("copy on write")
+    if "beams" in house:
+        must.add("beam")
+        if "preemption_mode" in house:
+            must.add(f"beam {house['preemption_mode']}")
     if "deadlines" in house:
         must.add("deadline")
     if house.get("enable_prefix_caching"):

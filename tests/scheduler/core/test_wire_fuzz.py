@@ -29,6 +29,8 @@ HOUSES = st.fixed_dictionaries(
         "max_scored_tokens": st.sampled_from((1, 3, 256)),
         "max_num_queued_reqs": st.sampled_from((2, 4096)),
         "join": st.booleans(),
+        "scheduling_policy": st.sampled_from(("fcfs", "priority", "priority")),
+        "enable_kv_bill": st.booleans(),
     }
 )
 WORDS = st.tuples(GATEWAYS, GATEWAY_MESSAGES)

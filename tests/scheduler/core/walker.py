@@ -13,7 +13,7 @@ from services.scheduler.core.events import StepFinished
 from shared.errors import ErrorCode
 from shared.ids import Boot
 from shared.messages import GeneratedSequence, PreemptionMode
-from shared.sampling import DrawParams, FinishReason, SamplingParams
+from shared.sampling import NO_DRAW, DrawParams, EarlyStopping, FinishReason, SamplingParams
 from tests.scheduler.core.house import House
 from tests.scheduler.core.toys import VOCAB, solo, solo_logprobs, solo_scores
 
@@ -26,10 +26,11 @@ FAMILIES = [tuple((first + at * 7) % (VOCAB - 1) + 1 for at in range(40)) for fi
 class Walker:
     """A house, and what a plain memory of the walk knows about each request."""
 
-    def __init__(self, widths=(1,), priorities=(0,), deadlines=(None,), **house):
-        """`widths`, ... are the n, the priorities and so on of what a random walk submits."""
+    def __init__(self, widths=(1,), beams=0.0, priorities=(0,), deadlines=(None,), **house):
+        """`widths`, ... are the n, the priorities and so on of what a random walk submits; `beams`
+        is the share of beam searches."""
         self.house = House(**house)
-        self.settings, self.widths = house, widths
+        self.settings, self.widths, self.beams = house, widths, beams
         self.priorities, self.deadlines = priorities, deadlines
         self.births = {}
         self.owners = {}
@@ -39,6 +40,7 @@ class Walker:
         self.count = 0
         self.seen = {}
         self.happened = Counter()
+        self.seen_plans, self.searched = 0, set()
 
     # ------------------------------------------------------------------ moves
 
@@ -53,6 +55,8 @@ class Walker:
             return
         self.count += 1
         name = f"{self.count:03d}"
+        if params.get("use_beam_search") and max_tokens is None:
+            max_tokens = 7  # how many fit decides which texts are best
         house, sampling = self.house, SamplingParams(max_tokens=max_tokens, **params)
         self.owners[name] = gateway
         ids = tuple((self.count * 5 + at * at) % (VOCAB - 1) + 1 for at in range(prompt))
@@ -60,7 +64,10 @@ class Walker:
             ids = FAMILIES[family][: prompt - 2] + ids[:2]
         most = house.max_model_len - prompt if max_tokens is None else max_tokens
         most = min(most, 4 * house.block_size * house.num_blocks)
-        answers = [solo(ids, sampling, most, index)[0] for index in range(sampling.n)]
+        if sampling.use_beam_search and not most:
+            answers = [()] * sampling.n  # refused
+        else:
+            answers = [solo(ids, sampling, most, index)[0] for index in range(sampling.n)]
         self.answers[name] = answers
         self.logprobs[name] = [solo_logprobs(ids, sampling, answer) for answer in answers]
         self.scores[name] = solo_scores(ids, sampling)
@@ -194,6 +201,7 @@ class Walker:
     def restart(self):
         """The scheduler dies; its gateways submit what they hold to the next one."""
         self._count()
+        self.seen_plans, self.searched = 0, set()
         old, self.house = self.house, House(**{**self.settings, "join": False})
         self.house.gateways, self.house.now = old.gateways, old.now
         self.house.submits, self.house.history = old.submits, old.history
@@ -250,9 +258,21 @@ class Walker:
             "eviction": self.house.core.prefix_evictions,
             "deadline": counters.deadlines_passed,
         }
+        self._count_beams()
         for what, times in now.items():
             self.happened[what] += max(0, times - seen.get(what, 0))
         self.seen = now
+
+    def _count_beams(self):
+        """What became of beam searches since this was last asked, as far as plans tell it."""
+        plans, self.seen_plans = self.house.plans[self.seen_plans :], len(self.house.plans)
+        for plan in plans:
+            asks = [ask for row in plan.rows for ask in row.samples if ask.draw is None]
+            self.searched.update(ask.sequence_id for ask in asks)
+            self.happened["beam"] += len(asks)
+            for told in plan.preemptions:
+                if told.sequence_id in self.searched:
+                    self.happened[f"beam {told.mode}"] += 1
 
     def end(self):
         """Mend everything, run to the end, and look at every answer."""
@@ -334,7 +354,7 @@ class Walker:
         return {
             request.request_id
             for request in self.house.core.book
-            for sequence in request.sequences
+            for sequence in request.every_sequence
             if sequence.sequence_id in sequence_ids
         }
 
@@ -369,6 +389,16 @@ class Walker:
             stream.finished = stream.finished or end
 
 
+def as_beams(length_penalty, early_stopping):
+    """What a wish says more to be searched with beams."""
+    return {
+        "use_beam_search": True,
+        "draw": NO_DRAW,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+    }
+
+
 def random_walk(seed, num_moves, **house):
     """A walk that needs no hypothesis: the same seed is the same walk. Returns its walker."""
     dice = Random(seed)
@@ -392,6 +422,8 @@ def _submit(walker, dice, gateway, _):
         "draw": dice.choice((DrawParams(), DrawParams(), PENALTY)),
     }
     params["n"] = dice.choice(walker.widths)
+    if walker.beams and dice.random() < walker.beams:
+        params |= as_beams(dice.choice((-1.0, 0.0, 1.0, 2.0)), dice.choice(list(EarlyStopping)))
     age_s = dice.choice((0.0, 0.0, 0.0, 0.5))
     most = dice.choice((None, 0, 3, 6, 14))
     family, tenant = dice.choice((None, 0, 1)), dice.choice((0, 0, 1))
