@@ -110,13 +110,18 @@ class Limits:
         self.peaks: list[float] = []
 
     def floor_s(self, num_bytes: float, products: float) -> float:
-        """Measure both, the better of two each, and say how long so much work must take."""
+        """Measure both, and say how long so much work must take."""
+        read, peak = self.measure()
+        return max(num_bytes / read, products / peak)
+
+    def measure(self) -> tuple[float, float]:
+        """Bytes read a second, operations a second; the better of two each."""
         address = self._memory.data_ptr()
         read = max(self._native.bytes_per_s(address, READ_BYTES, self._threads) for _ in range(2))
         peak = max(self._native.flops_per_s(self._is_bf16, self._threads) for _ in range(2))
         self.bandwidths.append(read)
         self.peaks.append(peak)
-        return max(num_bytes / read, products / peak)
+        return read, peak
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ _STATUS: Final = {
     ErrorCode.DEADLINE: 408,
     ErrorCode.PREFIX_BUDGET: 400,
     ErrorCode.UNKNOWN_PREFIX: 404,
+    ErrorCode.PREFIX_BUDGET: 400,
+    ErrorCode.UNKNOWN_PREFIX: 404,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNKNOWN_REQUEST: 404,
     ErrorCode.MOVED: 409,
@@ -119,6 +121,16 @@ def unavailable(message: str) -> Failure:
         message,
         ErrorCode.UNAVAILABLE.value,
         headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def unknown_prefix(pin_id: str) -> Failure:
+    """No prefix of that id, or not one of this key."""
+    return Failure(
+        404,
+        f"no prefix {pin_id[:64]!r} is pinned; GET /v1/prefixes lists those that are",
+        ErrorCode.UNKNOWN_PREFIX.value,
+        "id",
     )
 
 

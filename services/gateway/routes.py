@@ -17,6 +17,7 @@ from services.gateway.keys import KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
 from services.gateway.openapi import Facts, document
+from services.gateway.prefix_routes import PrefixRoutes
 from services.gateway.request_reading import (
     ARRIVED_AT,
     HttpLimits,
@@ -59,6 +60,7 @@ class Routes:
         self._needs_key = needs_key
         self._models = ServedModels(served_names, link)
         self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
+        self._prefixes = PrefixRoutes(self._encoder, link.pins, self._models, limits, self._welcome)
         self.is_draining = False
 
     def add_to(self, app: web.Application) -> None:
@@ -69,6 +71,7 @@ class Routes:
         )
         self._models.add_to(app)
         self._tokenize.add_to(app)
+        self._prefixes.add_to(app)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", metrics_page)
         app.router.add_get("/openapi.json", self.openapi)

@@ -29,6 +29,7 @@ def toy(tmp_path_factory):
     stack.stop()
 
 
+@pytest.mark.timeout(660)
 def test_what_the_document_says_is_what_the_server_does(toy, tmp_path) -> None:
     run = subprocess.run(
         [

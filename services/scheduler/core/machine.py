@@ -30,6 +30,7 @@ from services.scheduler.core.events import (
     Tick,
     UnpinRequested,
 )
+from services.scheduler.core.flight import SentRow
 from services.scheduler.core.growth import Growth
 from services.scheduler.core.intake import Limits
 from services.scheduler.core.kv.usage import KVUsage
@@ -222,6 +223,7 @@ class Scheduler:
         self.steps.learn(sent, result.timings)
         growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
         due, block_size = self._endings.due, self._limits.block_size
+        of_pins: list[SentRow] = []
         endings: list[tuple[Request, Sequence | None, Finish]] = []
         searching: dict[Request, None] = {}
         for row in sent.rows.values():
@@ -235,7 +237,7 @@ class Scheduler:
             if row.last // block_size > row.table.num_known:
                 self.steps.landed(row)
             if request.is_pin:
-                self._pin_desk.computed(row)
+                of_pins.append(row)
                 continue
             if row.is_report:
                 searching[request] = None
@@ -250,6 +252,8 @@ class Scheduler:
                 self._end_all(request, finish, at)
             elif ended.finish is None:
                 self._endings.end(request, ended, finish, at)
+        for row in of_pins:
+            self._pin_desk.computed(row)
 
     def _step_refused(self, at: float, failed: StepFailed) -> None:
         """Nothing of that plan may be relied on, so its requests end; the others live.

@@ -5,6 +5,7 @@ import pytest
 from services.scheduler.core.lifecycle import Status
 from shared.errors import ErrorCode
 from shared.messages import PreemptionMode, Unpinned
+from shared.sampling import NO_DRAW
 from tests.scheduler.core.toys import VOCAB
 
 PREFIX = tuple(range(1, 11))  # two blocks of four and a half
@@ -221,6 +222,35 @@ def test_n_answers_start_on_it_together(pinned):
     house.run()
     assert house.answers("A") == house.solos("A")
     assert cached_tokens(house, "A") == 10
+
+
+def test_beams_start_on_it(pinned, build):
+    wish = {"prompt": (*PREFIX, 31), "max_tokens": 5, "n": 3, "use_beam_search": True}
+    plain = build(32)
+    plain.submit("A", draw=NO_DRAW, **wish)
+    plain.run()
+    house = pinned(32)
+    house.submit("A", draw=NO_DRAW, **wish)
+    house.run()
+    assert house.answers("A") == plain.answers("A")
+    assert all(house.answers("A"))
+    assert cached_tokens(house, "A") == 10
+    assert [filled for _, filled in house.pin_table("P")] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_prefix_starts_before_those_who_were_swapped_out(build, policy):
+    house = build(8, num_cpu_blocks=16, preemption_mode="swap", watermark=0.0,
+                  scheduling_policy=policy)  # fmt: skip
+    for name in "AB":
+        house.submit(name, 3, max_tokens=20, ignore_eos=True)
+    while Status.SWAPPED not in map(house.status, "AB"):
+        house.step()
+    house.pin("P", (7,))
+    house.step(2)
+    assert house.pins()["P"].is_ready
+    house.run()
+    assert [house.tokens(name) for name in "AB"] == [house.solo(name) for name in "AB"]
 
 
 def test_a_prompt_that_is_scored_takes_no_hits(pinned):

@@ -38,6 +38,7 @@ class Walk(RuleBasedStateMachine):
         enable_prefix_caching=st.booleans(),
         plans_in_flight=st.sampled_from((1, 2)),
         costs=st.sampled_from((Costs(64, 1e9, 1e3), Costs(64, 1e3, 1e6), Costs(64, 0.0, 0.0))),
+        max_pinned_share=st.sampled_from((0.2, 0.5, 0.9)),
         join=st.booleans(),
         scheduling_policy=st.sampled_from(("fcfs", "priority")),
         enable_kv_bill=st.booleans(),
@@ -158,6 +159,19 @@ class Walk(RuleBasedStateMachine):
     def restart(self):
         self.walker.restart()
 
+    @rule(
+        num_tokens=st.integers(1, 14),
+        gateway=GATEWAY,
+        family=st.sampled_from((0, 1)),
+        tenant=st.sampled_from((0, 0, 1)),
+    )
+    def pin(self, num_tokens, gateway, family, tenant):
+        self.walker.pin(num_tokens, gateway, family, tenant)
+
+    @rule(which=ANY, gateway=GATEWAY)
+    def unpin(self, which, gateway):
+        self.walker.unpin(which, gateway)
+
     @rule(seconds=st.sampled_from((0.1, 3.0)))
     def tick(self, seconds):
         self.walker.tick(seconds)
@@ -225,8 +239,11 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     must = {
         "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
         "row error", "executor lost", "late result", "scored", "only scored",
+        "pinned", "unpinned",
     }  # fmt: skip
     house = HOUSES[name]
+    if house["num_blocks"] * house["block_size"] > 24:  # else few prefixes fit beside requests
+        must.add("pin hit")
     if "max_num_queued_reqs" in house:
         must.add("queue_full")
     if "widths" in house:

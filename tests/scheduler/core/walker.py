@@ -35,6 +35,7 @@ class Walker:
         self.births = {}
         self.owners = {}
         self.answers, self.logprobs, self.scores = {}, {}, {}
+        self.pinned = {}
         self.may_fail = set()
         self.over = set()
         self.count = 0
@@ -79,6 +80,35 @@ class Walker:
         if refusal := self._stream(name).refused:
             self._forget(name)
             self.happened[str(refusal.code)] += 1
+
+    def pin(self, num_tokens, gateway, family, tenant):
+        """Pin the beginning of a family's prompts; at most three at a time."""
+        if len(self.pinned) < 3:
+            self.count += 1
+            name = f"P{self.count:03d}"
+            self.pinned[name] = (FAMILIES[family][:num_tokens], gateway, tenant)
+            self._pin_again(name)
+            self._drop_refused_pins()
+
+    def unpin(self, which, gateway):
+        if self.pinned:
+            name = sorted(self.pinned)[which % len(self.pinned)]
+            _, _, tenant = self.pinned.pop(name)
+            self.house.unpin(name, gateway=gateway, key_hash=bytes(tenant))
+            self.happened["unpinned"] += 1
+
+    def _pin_again(self, name):
+        tokens, gateway, tenant = self.pinned[name]
+        self.house.pin(
+            name, tokens, gateway=gateway, key_hash=bytes(tenant), cache_salt="s" * tenant
+        )
+
+    def _drop_refused_pins(self):
+        """Forget those that are here no more, for whatever reason."""
+        here = {prefix.pin.pin_id for prefix in self.house.core.book.pins}
+        for name in self.pinned.keys() - here if self.house.executor is not None else ():
+            del self.pinned[name]
+            self.happened["pin refused or dropped"] += 1
 
     def step(self, times=1):
         for _ in range(times):
@@ -207,6 +237,8 @@ class Walker:
         self.house.submits, self.house.history = old.submits, old.history
         for gateway in self.house.gateways.values():
             gateway.is_deaf = False
+        for name in self.pinned:
+            self._pin_again(name)
         for name in self.owners:
             streams = self._streams(name)
             is_new = not any(stream.finished or stream.tokens for stream in streams)
@@ -231,6 +263,7 @@ class Walker:
     def check(self):
         """What must hold between any two moves."""
         self._drop_refused()
+        self._drop_refused_pins()
         for name in self.owners:
             for index, stream in enumerate(self._streams(name)):
                 held, answer = tuple(stream.tokens), self.answers[name][index]
@@ -255,6 +288,8 @@ class Walker:
             "fallback": counters.swap_fallbacks,
             "copy on write": counters.cow_copies,
             "hit": counters.prefix_cache_hits,
+            "pinned": counters.pins_taken,
+            "pin hit": counters.pin_hits,
             "eviction": self.house.core.prefix_evictions,
             "deadline": counters.deadlines_passed,
         }
@@ -289,6 +324,9 @@ class Walker:
             self._check_whole(name)
             self.house.done(name, gateway=self.owners[name])
         self._count()
+        assert all(prefix.is_ready for prefix in self.house.core.book.pins)
+        while self.pinned:
+            self.unpin(0, "g")
         core = self.house.core
         assert (core.num_running, core.num_waiting, core.num_swapped) == (0, 0, 0)
         for usage in (core.usage(), core.cpu_usage()):
@@ -307,6 +345,9 @@ class Walker:
             assert name in self.may_fail or self._is_late(name, finished), finished.error
         elif finished.reason is FinishReason.LENGTH:
             most = self.house.core.book.get(name).max_tokens
+            is_default = self.house.submits[name].sampling.max_tokens is None
+            if is_default and self.happened["restart"]:
+                most = finished.length  # beside other prefixes than now, other numbers fitted
             assert name in self.may_fail or finished.length == most
             if most == 0:
                 assert index or stream.prompt_logprobs == self.scores[name]
@@ -438,6 +479,10 @@ def _any_of(dice, several):
     return dice.choice(several) if len(several) > 1 else several[0]
 
 
+def _pin(walker, dice, gateway, _):
+    walker.pin(dice.randrange(1, 14), gateway, dice.choice((0, 1)), dice.choice((0, 0, 1)))
+
+
 _MOVES = {
     "submit": (14, _submit),
     "step": (60, lambda walker, dice, *_: walker.step(dice.randrange(1, 4))),
@@ -456,5 +501,7 @@ _MOVES = {
     "no gateway": (0.5, lambda walker, dice, gateway, _: walker.lose_gateway(gateway)),
     "refused step": (0.5, lambda walker, *_: walker.refuse_step()),
     "restart": (0.5, lambda walker, *_: walker.restart()),
+    "pin": (3, _pin),
+    "unpin": (1, lambda walker, dice, gateway, which: walker.unpin(which, gateway)),
     "tick": (3, lambda walker, *_: walker.tick(0.1)),
 }

@@ -14,12 +14,15 @@ from shared.messages import (
     Done,
     GeneratedSequence,
     Heartbeat,
+    ListPins,
+    Pin,
     PositionLogprobs,
     RowError,
     Sampled,
     Scored,
     StreamPosition,
     Submit,
+    Unpin,
 )
 from shared.sampling import NO_DRAW, DrawParams, EarlyStopping, FinishReason, SamplingParams
 from tests.scheduler.core.toys import VOCAB
@@ -164,6 +167,7 @@ LISTS = st.builds(
 CANCELS = st.builds(
     Cancel, NAMES, st.sampled_from((None, 0)) | PLAIN[int], st.sampled_from(CancelReason)
 )
+PINS = st.builds(Pin, NAMES, PROMPTS, key_hash=KEYS)
 GATEWAY_MESSAGES = (
     SANE_SUBMITS
     | SANE_SUBMITS
@@ -171,6 +175,10 @@ GATEWAY_MESSAGES = (
     | CANCELS
     | st.builds(Attach, NAMES, st.sampled_from((b"", b"k")))
     | st.builds(Done, NAMES)
+    | PINS
+    | gone_wild(PINS)
+    | st.builds(Unpin, NAMES, KEYS)
+    | st.builds(ListPins, NAMES, KEYS)
     | LISTS
 )
 
