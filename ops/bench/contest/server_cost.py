@@ -135,9 +135,8 @@ def write_shares(
     spans: Sequence[Span], recorded: Sequence[Recorded], replays: Sequence[Sequence[float]]
 ) -> str:
     """A line for each load. Of several replays of a load the median counts."""
-    lines = [
-        f"{'':6}{'plans':>7}{'wall s':>9}{'computing s':>13}{'share':>7}{'replay s':>10}{'share':>7}"
-    ]
+    heads = {"": 6, "plans": 7, "wall s": 9, "computing s": 13, "share": 7, "replay s": 10}
+    lines = ["".join(f"{head:>{width}}" for head, width in heads.items()) + f"{'share':>7}"]
     for span in spans:
         plans = span.plans(recorded)
         computing_s = sum(recorded[at].ended_s - recorded[at].began_s for at in plans)
