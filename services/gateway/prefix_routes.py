@@ -6,8 +6,8 @@ A client that leaves before its POST is answered leaves the prefix pinned: the l
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import Callable
+from time import time as now_s
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
@@ -71,7 +71,7 @@ class PrefixRoutes:
         welcome = self._welcome()
         _, (prompt,) = await asyncio.to_thread(self._encoder.encode, call, welcome)
         welcome = self._welcome()
-        context = {"name": name, "created": int(time.time())}
+        context = {"name": name, "created": int(now_s())}
         pin = Pin(
             RequestId(f"prefix-{secrets.token_hex(16)}"),
             prompt.token_ids,
@@ -91,7 +91,8 @@ class PrefixRoutes:
         """GET /v1/prefixes."""
         self._welcome()
         items = await self._pins.list(request[KEY_HASH])
-        return web.json_response({"object": "list", "data": [_card(item) for item in items]})
+        cards = sorted(map(_card, items), key=lambda card: card["created"])
+        return web.json_response({"object": "list", "data": cards})
 
     async def one(self, request: web.Request) -> web.Response:
         """GET /v1/prefixes/{id}."""
