@@ -193,12 +193,14 @@ async def test_a_bug_of_ours_in_the_middle_of_a_stream_is_told_too(tmp_path: Pat
 
 async def test_a_bug_of_ours_takes_nothing_from_what_came_before_it(tmp_path: Path) -> None:
     options = {"model": "tiny"}
-    async with open_house(tmp_path, model=str(gguf(tmp_path)), scheduler_options=options) as house:
-        async with held_stream(house, prompt="ab", n=2) as held:
-            whole, broken = held.scheduler.logs[held.request_id]
-            whole.token_ids, broken.token_ids = list(held.submit.prompt), [-5]
-            held.scheduler.send(Tokens((whole.run(0), broken.run(0))))
-            told = await held.events.rest()
+    async with (
+        open_house(tmp_path, model=str(gguf(tmp_path)), scheduler_options=options) as house,
+        held_stream(house, prompt="ab", n=2) as held,
+    ):
+        whole, broken = held.scheduler.logs[held.request_id]
+        whole.token_ids, broken.token_ids = list(held.submit.prompt), [-5]
+        held.scheduler.send(Tokens((whole.run(0), broken.run(0))))
+        told = await held.events.rest()
     assert text_of(told[:-2]).strip() == "ab"
     assert told[-2]["error"]["code"] == "internal_error"
 
