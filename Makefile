@@ -5,6 +5,7 @@ VENV ?= .venv
 # PyTorch's index of CPU builds, so that nobody without a GPU downloads CUDA; skipped if not reachable.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Flags for `splitflap up`, for example: make serve ARGS="--port 8100 --max-model-len 4096"
+# Flags for the bench, for example: make bench ARGS="--quick --only A1,B"
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -33,8 +34,8 @@ format: $(VENV)/.test-installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.test-installed ## the server against transformers, side by side
-	$(BIN)/python -m ops.bench.serve_speed
+bench: $(VENV)/.bench-installed ## the server against every other one found (docs/bench.md)
+	$(BIN)/python -m ops.bench.contest $(ARGS)
 
 clean:
 	rm -rf $(VENV)
@@ -63,4 +64,9 @@ $(VENV)/.kernels: $(VENV)/.installed $(wildcard kernels/cpu/native/*.cpp kernels
 $(VENV)/.test-installed: $(VENV)/.kernels
 	@echo "[test] what the tests need"
 	@$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.bench-installed: $(VENV)/.test-installed
+	@echo "[bench] what the figure needs"
+	@$(PIP) -e '.[plots]'
 	@touch $@

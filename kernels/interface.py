@@ -12,10 +12,34 @@ from torch import Tensor
 
 from shared.geometry import ModelShape
 
+SCALE_BYTES = 2
+"""Of the scale of one key or value in an int8 pool: a bfloat16."""
+
+
+def vector_elements(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements of one key or value in a pool of `dtype`: its numbers, and in int8 its scale.
+
+    >>> vector_elements(64, torch.bfloat16), vector_elements(64, torch.int8)
+    (64, 66)
+    """
+    return head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
+def token_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one token over all layers in a pool of `dtype`."""
+    num_vectors = 2 * shape.num_layers * shape.num_kv_heads
+    return num_vectors * vector_elements(shape.head_dim, dtype) * dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """Everything that decides the size and layout of one pool."""
+    """Everything that decides the size and layout of one pool; `dtype` is what it stores.
+
+    In int8 a key or a value x is stored as round(x / scale), where scale is the smallest bfloat16
+    that is no less than max|x| / 127. It is made of this one vector, so that computing a token
+    again gives the same bytes, and lies in the token's block, so that copies of blocks are whole.
+    Zeros have scale 0; a vector with a NaN or an infinity has scale NaN.
+    """
 
     shape: ModelShape
     num_blocks: int
@@ -26,7 +50,7 @@ class PoolSpec:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        return self.block_size * self.shape.bytes_per_token(self.dtype.itemsize)
+        return self.block_size * token_bytes(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +97,18 @@ class Vocabulary(Protocol):
 
 
 class Kernels(Protocol):
-    """The primitive operations on a paged pool. `layer` is an index, 0 .. num_layers - 1."""
+    """The primitive operations on a paged pool. `layer` is an index, 0 .. num_layers - 1.
+
+    Attributes:
+        dtype: of weights and activations.
+        kv_dtypes: what pools may store, `dtype` first.
+        has_windows: if attention can be told a window.
+    """
 
     name: str
     dtype: torch.dtype
+    kv_dtypes: tuple[torch.dtype, ...]
+    has_windows: bool
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool; its pages need not be touched until they are written."""
@@ -96,7 +128,13 @@ class Kernels(Protocol):
         """Store keys and values [num_tokens, kv_heads, head_dim] at `slots` [num_tokens] int64."""
 
     def paged_attention(
-        self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
+        self,
+        pool: Tensor,
+        layer: int,
+        queries: Tensor,
+        batch: PackedBatch,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Attend each query to its sequence's keys up to itself, through its block table.
 
@@ -106,6 +144,7 @@ class Kernels(Protocol):
             queries: [num_tokens, heads, head_dim]; kv_heads divides heads.
             batch: the rows, with their tables and lengths.
             scale: usually 1/sqrt(head_dim); passed explicitly.
+            window: how many of the last keys a query sees, its own included; None: all.
         Returns: [num_tokens, heads, head_dim], dtype of queries.
         Source: Kwon et al. 2023, sections 4.1 and 5.1.
         """
@@ -160,7 +199,10 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer's weights; q, k, v are one matrix, and so are gate and up."""
+    """One layer's weights; q, k, v are one matrix, and so are gate and up.
+
+    `window` is as in `Kernels.paged_attention`.
+    """
 
     input_norm: Tensor
     qkv: Linear
@@ -168,6 +210,7 @@ class DecoderLayer:
     post_norm: Tensor
     gate_up: Linear
     down: Linear
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

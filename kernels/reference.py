@@ -1,6 +1,7 @@
 """The reference back end: obviously right, never fast. What every other back end is held against.
 
-Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, keys then values.
+Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, keys then values; in int8
+the two bytes of a vector's scale follow its numbers.
 """
 
 from dataclasses import replace
@@ -9,16 +10,19 @@ import torch
 from torch import Tensor
 
 from kernels.interface import (
+    SCALE_BYTES,
     DecoderStep,
     DecoderWeights,
     Linear,
     PackedBatch,
     PoolSpec,
     Vocabulary,
+    vector_elements,
 )
 from shared.geometry import ModelShape
 
 KEYS, VALUES = 0, 1
+MOST_INT8 = 127
 
 
 class ReferenceKernels:
@@ -28,6 +32,8 @@ class ReferenceKernels:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.kv_dtypes = tuple(dict.fromkeys((dtype, torch.bfloat16, torch.int8)))
+        self.has_windows = True
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool, not cleared."""
@@ -35,7 +41,7 @@ class ReferenceKernels:
         return torch.empty(
             (
                 *(spec.num_blocks, shape.num_layers, shape.num_kv_heads),
-                *(2, spec.block_size, shape.head_dim),
+                *(2, spec.block_size, vector_elements(shape.head_dim, spec.dtype)),
             ),
             dtype=spec.dtype,
             device=spec.device,
@@ -61,11 +67,17 @@ class ReferenceKernels:
         block_size = pool.shape[4]
         for token, slot in enumerate(slots.tolist()):
             block, offset = divmod(slot, block_size)
-            pool[block, layer, :, KEYS, offset] = keys[token]
-            pool[block, layer, :, VALUES, offset] = values[token]
+            pool[block, layer, :, KEYS, offset] = stored(keys[token], pool.dtype)
+            pool[block, layer, :, VALUES, offset] = stored(values[token], pool.dtype)
 
     def paged_attention(
-        self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
+        self,
+        pool: Tensor,
+        layer: int,
+        queries: Tensor,
+        batch: PackedBatch,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Attend row by row, token by token, over keys gathered through the block table."""
         attended = torch.empty_like(queries)
@@ -76,8 +88,9 @@ class ReferenceKernels:
             values = self._gather(pool, layer, VALUES, batch.block_tables[row], length)
             for token in range(starts[row], starts[row + 1]):
                 visible = length - (starts[row + 1] - 1 - token)
+                first = max(0, visible - window) if window else 0
                 for head in range(queries.shape[1]):
-                    k, v = keys[:visible, head // group], values[:visible, head // group]
+                    k, v = keys[first:visible, head // group], values[first:visible, head // group]
                     scores = k @ _exact(queries[token, head]) * scale
                     attended[token, head] = (scores.softmax(0) @ v).to(queries.dtype)
         return attended
@@ -89,7 +102,7 @@ class ReferenceKernels:
             pool[int(table[position // block_size]), layer, :, part, position % block_size]
             for position in range(length)
         ]
-        return _exact(torch.stack(places))
+        return restored(torch.stack(places))
 
     def add_rms_norm(
         self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -161,6 +174,32 @@ def rotate(heads: Tensor, rotary: Tensor) -> Tensor:
     first, second = _exact(heads).chunk(2, dim=-1)
     turned = (first * cosines - second * sines, second * cosines + first * sines)
     return torch.cat(turned, dim=-1).to(heads.dtype)
+
+
+def stored(vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values [..., head_dim] as a pool of `dtype` keeps them; int8 as `PoolSpec` says."""
+    if dtype != torch.int8:
+        return vectors.to(dtype)
+    vectors = vectors.float()
+    exact = vectors.abs().amax(-1, keepdim=True) / MOST_INT8
+    scale = exact.bfloat16()
+    scale = torch.where(
+        scale.float() < exact, scale.nextafter(torch.full_like(scale, torch.inf)), scale
+    )
+    scale = torch.where(vectors.isfinite().all(-1, keepdim=True), scale, torch.nan)
+    numbers = torch.where(scale > 0, vectors / scale.float(), 0).round().to(torch.int8)
+    return torch.cat((numbers, scale.view(torch.int8)), dim=-1)
+
+
+def restored(vectors: Tensor) -> Tensor:
+    """Keys or values of a pool as numbers, [..., head_dim], at least float32."""
+    if vectors.dtype != torch.int8:
+        return _exact(vectors)
+    numbers, scale = (
+        vectors[..., :-SCALE_BYTES],
+        vectors[..., -SCALE_BYTES:].contiguous().view(torch.bfloat16),
+    )
+    return numbers.float() * scale.float()
 
 
 def _group(heads: int, kv_heads: int) -> int:

@@ -13,6 +13,8 @@ from shared.logs import get_logger
 log = get_logger("kernels")
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
+KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
+"""Values of `--kv-cache-dtype` that some back end has, beside auto."""
 
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -32,6 +34,30 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     except NotBuilt as reason:
         log.warning("native_kernels_unavailable", why=str(reason), instead="numba's machine code")
     return CpuKernels(dtype)
+
+
+def select_kv_dtype(kernels: Kernels, name: str) -> torch.dtype:
+    """What `--kv-cache-dtype` `name` means for a back end; "auto" is the weights' own dtype.
+
+    Raises: StartError with those that there are.
+    """
+    if name == "auto":
+        return kernels.dtype
+    dtype = KV_DTYPES.get(name)
+    if dtype in kernels.kv_dtypes:
+        return dtype
+    known = [ours for ours, theirs in KV_DTYPES.items() if theirs in kernels.kv_dtypes]
+    own = str(kernels.dtype).removeprefix("torch.")
+    told = f"--kv-cache-dtype {name}: "
+    if dtype is None:
+        raise StartError(
+            f"{told}this device keeps keys and values in {' or '.join(('auto', *known))} "
+            f"(auto: {own}, as the weights); choose one of them"
+        )
+    raise StartError(
+        f"{told}without the native kernels the CPU keeps keys and values in {own} alone: install "
+        "a C++ compiler (g++ or clang++) and run `python -m kernels.cpu.warm_up`, or choose auto"
+    )
 
 
 def default_dtype(device: torch.device) -> torch.dtype:

@@ -80,15 +80,21 @@ class PromptTooLong(RequestError):
 
 
 class NeverFits(RequestError):
-    """The request needs more blocks than the whole pool has."""
+    """The request needs more blocks than the whole pool has beside its pinned prefixes."""
 
     code = ErrorCode.NEVER_FITS
 
-    def __init__(self, need_blocks: int, have_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, need_blocks: int, have_blocks: int, block_size: int, pinned_blocks: int = 0
+    ) -> None:
+        pinned, advice = "", ""
+        if pinned_blocks:
+            pinned = f", {pinned_blocks} of them for pinned prefixes"
+            advice = "delete a prefix (/v1/prefixes), "
         super().__init__(
             f"the request needs {need_blocks} blocks of {block_size} tokens; the KV pool has "
-            f"{have_blocks}: shorten the prompt, lower max_tokens, or give the pool more memory "
-            "(--kv-cache-memory-bytes)",
+            f"{have_blocks}{pinned}: shorten the prompt, lower max_tokens, {advice}or give the "
+            "pool more memory (--kv-cache-memory-bytes)",
             "max_tokens",
         )
 

@@ -43,6 +43,8 @@ class CpuKernels:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.kv_dtypes: tuple[torch.dtype, ...] = (dtype,)
+        self.has_windows = False
         self._bodies = bodies(kind_of(dtype))
         self._team = the_team()
         self._copy_body = bodies("team")["copy"]
@@ -86,9 +88,20 @@ class CpuKernels:
         value_tiles[blocks, :, offsets] = values
 
     def paged_attention(
-        self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
+        self,
+        pool: Tensor,
+        layer: int,
+        queries: Tensor,
+        batch: PackedBatch,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
-        """Attend through the block table, threads taking rows and heads as they come free."""
+        """Attend through the block table, threads taking rows and heads as they come free.
+
+        Raises: ValueError for a window: there is none here, `has_windows` is false.
+        """
+        if window is not None:
+            raise ValueError(f"a window of {window} keys: this back end attends to all")
         queries = queries.contiguous()
         attended = torch.empty_like(queries)
         block = self._plan.arguments_for(pool, queries, batch, scale)

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 
-def check_queries(pool: Tensor, queries: Tensor) -> None:
-    """Refuse queries [num_tokens, heads, head_dim] that do not belong to this pool.
+def check_queries(pool: Tensor, queries: Tensor, dtype: torch.dtype) -> None:
+    """Refuse queries [num_tokens, heads, head_dim] that do not belong to this pool or `dtype`.
 
     `pool` has its key-value heads in dimension 2. Raises: ValueError.
     """
@@ -15,8 +15,8 @@ def check_queries(pool: Tensor, queries: Tensor) -> None:
         )
     if queries.shape[2] % 8:
         raise ValueError(f"head size {queries.shape[2]} is not a multiple of 8")
-    if queries.dtype != pool.dtype:
-        raise ValueError(f"queries are {queries.dtype}, the pool is {pool.dtype}")
+    if queries.dtype != dtype:
+        raise ValueError(f"queries are {queries.dtype}, this back end computes in {dtype}")
 
 
 def check_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:

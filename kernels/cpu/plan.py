@@ -88,7 +88,7 @@ class AttentionPlan:
 
 def _check(pool: Tensor, queries: Tensor, batch: PackedBatch) -> None:
     """What compiled code cannot check for itself."""
-    check_queries(pool, queries)
+    check_queries(pool, queries, pool.dtype)
     for name in ("row_starts", "context_lengths", "block_tables"):
         tensor: Tensor = getattr(batch, name)
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:

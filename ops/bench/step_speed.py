@@ -1,7 +1,9 @@
 """One step of the model alone, in multiples of what the machine allows.
 
     python -m ops.bench.step_speed [--model M] [--dtype bfloat16] [--threads 2] [--cases 1x256,...]
+        [--backends native,native/int8]
 
+A back end is `native` or `numba`, with a --kv-cache-dtype after a slash if it is not auto.
 A case is ROWSxCONTEXT (every row decodes one token) or pCONTEXT (one prompt in one piece). Back
 ends take turns, one step each, with rests between, so that whatever else the machine does hits all
 of them; the bandwidth and the peak are measured between the same steps. A round's floor is the
@@ -27,10 +29,11 @@ from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.native.backend import NativeKernels
 from kernels.cpu.native.build import FLAGS, compiler
 from kernels.interface import Kernels, PackedBatch
+from kernels.select import select_kv_dtype
 from services.executor.model.llama import Llama
 from services.executor.model.loader import expected_shapes, load_onto
 from shared.geometry import blocks_in
-from shared.model_source import DEFAULT_MODEL, find_model
+from shared.model_source import DEFAULT_MODEL, ModelSource, find_model
 
 BLOCK_SIZE = 16
 REST_S = 0.05
@@ -107,13 +110,18 @@ class Limits:
         self.peaks: list[float] = []
 
     def floor_s(self, num_bytes: float, products: float) -> float:
-        """Measure both, the better of two each, and say how long so much work must take."""
+        """Measure both, and say how long so much work must take."""
+        read, peak = self.measure()
+        return max(num_bytes / read, products / peak)
+
+    def measure(self) -> tuple[float, float]:
+        """Bytes read a second, operations a second; the better of two each."""
         address = self._memory.data_ptr()
         read = max(self._native.bytes_per_s(address, READ_BYTES, self._threads) for _ in range(2))
         peak = max(self._native.flops_per_s(self._is_bf16, self._threads) for _ in range(2))
         self.bandwidths.append(read)
         self.peaks.append(peak)
-        return max(num_bytes / read, products / peak)
+        return read, peak
 
 
 @dataclass(frozen=True)
@@ -157,6 +165,14 @@ def time_case(
     return times
 
 
+def load(name: str, dtype: torch.dtype, source: ModelSource) -> Llama:
+    """The model on a back end, `native` or `native/int8`."""
+    backend, _, kv_cache_dtype = name.partition("/")
+    kernels = BACKENDS[backend](dtype)
+    kv_dtype = select_kv_dtype(kernels, kv_cache_dtype or "auto")
+    return load_onto(kernels, source, lambda _: None, kv_dtype)
+
+
 def main() -> None:
     """Read the command line, time every case, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -170,10 +186,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     dtype: torch.dtype = getattr(torch, options.dtype)
     source = find_model(options.model)
-    models = {
-        name: load_onto(BACKENDS[name](dtype), source, lambda _: None)
-        for name in options.backends.split(",")
-    }
+    models = {name: load(name, dtype, source) for name in options.backends.split(",")}
     first = next(iter(models.values()))
     weights = sum(torch.Size(s).numel() for s in expected_shapes(first.config).values())
     limits = Limits(dtype, options.threads)

@@ -43,6 +43,6 @@ def build(settings: BenchSettings, count: int, seed: int, tokens: Text) -> list[
             )
         case "burstgpt":
             return burstgpt_requests(path, count, seed, tokens)
-        case "A" | "B" | "C" as workload:
+        case "A" | "B" | "C" | "L" as workload:
             paragraphs = read_paragraphs(settings.dataset_path or CORPUS)
             return build_workload(workload, count, seed, tokens, paragraphs)

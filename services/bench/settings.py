@@ -20,7 +20,7 @@ from shared.model_source import DEFAULT_MODEL
 from shared.settings import FLAG_RULES, Port, Positive, Seconds, from_flags
 
 PROGRAM: Final = "splitflap bench"
-DatasetName = Literal["A", "B", "C", "random", "sharegpt", "prefix_repetition", "burstgpt"]
+DatasetName = Literal["A", "B", "C", "L", "random", "sharegpt", "prefix_repetition", "burstgpt"]
 NEED_PATH: Final = ("sharegpt", "burstgpt")
 GOODPUT_METRICS: Final = ("ttft", "tpot", "e2el")
 
@@ -44,7 +44,8 @@ class BenchSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="where the server listens")
     port: Port = Field(8000, description="its port")
     backend: Backend | None = Field(
-        None, description="also --endpoint-type; default: openai-chat for A, B and C, else openai"
+        None,
+        description="also --endpoint-type; default: openai-chat for A, B, C and L, else openai",
     )
     endpoint: str | None = Field(None, description="path; default: the backend's")
     api_key: SecretStr | None = Field(None, description="default: OPENAI_API_KEY")
@@ -54,10 +55,10 @@ class BenchSettings(BaseSettings):
 
     dataset_name: DatasetName = Field("random", description="also --workload")
     dataset_path: Path | None = Field(
-        None, description="ShareGPT's JSON, BurstGPT's CSV, or a text to cut A, B and C from"
+        None, description="ShareGPT's JSON, BurstGPT's CSV, or a text to cut A, B, C and L from"
     )
     num_prompts: Positive | None = Field(
-        None, description="default: 1000; for A, B and C 3 x concurrency, at least 8"
+        None, description="default: 1000; for A, B, C and L 3 x concurrency, at least 8"
     )
     seed: int = Field(0, description="of all dice: the same seed, the same requests")
     random_input_len: Positive = Field(1024, description="random: tokens of a prompt")
@@ -85,7 +86,7 @@ class BenchSettings(BaseSettings):
     max_concurrency: Positive | None = Field(None, description="also --concurrency")
     max_seconds: Seconds | None = Field(None, description="send no request later than this")
     num_warmups: int | None = Field(
-        None, ge=0, description="requests before the run; default: 2 for A, B and C, else 0"
+        None, ge=0, description="requests before the run; default: 2 for A, B, C and L, else 0"
     )
     request_timeout: Seconds = Field(21_600.0, description="seconds for one answer")
 

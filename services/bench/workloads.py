@@ -1,7 +1,8 @@
-"""Three fixed workloads, cut from English prose: A chat, B a shared prefix, C several answers.
+"""Fixed workloads, cut from English prose: A chat, B a shared prefix, C several answers, L long.
 
 A: prompts of 32 to 256 tokens, 64 to 192 tokens out. B: a system prompt of 512 tokens that all
 share, a user's 12 to 32 tokens, 32 out. C: prompts of 200 tokens, four sampled answers of 64.
+L: prompts of 1,500 to 1,900 tokens, 64 out.
 Request i depends on (workload, seed, tokenizer, corpus) alone, not on how many there are.
 """
 
@@ -13,7 +14,7 @@ from typing import Final, Literal, get_args
 from services.bench.plan import Planned, Text, of_user
 from shared.errors import StartError
 
-Workload = Literal["A", "B", "C"]
+Workload = Literal["A", "B", "C", "L"]
 WORKLOADS: Final[tuple[Workload, ...]] = get_args(Workload)
 CORPUS: Final = Path(__file__).with_name("corpus.txt")  # docs/bench.md says whose text it is
 
@@ -49,6 +50,8 @@ def build_workload(
             return [_after(system, dice, cut) for _ in range(count)]
         case "C":
             return [_several(cut, 1000 + index) for index in range(count)]
+        case "L":
+            return [_long(dice, cut) for _ in range(count)]
 
 
 def _chat(dice: random.Random, cut: Callable[[int], str]) -> Planned:
@@ -70,3 +73,8 @@ def _several(cut: Callable[[int], str], seed: int) -> Planned:
     return Planned(
         (message,), max_tokens=64, prompt_tokens=200, num_choices=4, temperature=0.8, seed=seed
     )
+
+
+def _long(dice: random.Random, cut: Callable[[int], str]) -> Planned:
+    prompt_tokens = dice.randint(1500, 1900)
+    return of_user(cut(prompt_tokens), 64, prompt_tokens)

@@ -105,6 +105,11 @@ class Executor:
                 raise StartError(
                     f"--dtype {self._settings.dtype}: the toy has no dtype; leave it out"
                 )
+            if self._settings.kv_cache_dtype != "auto":
+                raise StartError(
+                    f"--kv-cache-dtype {self._settings.kv_cache_dtype}: the toy keeps tokens and "
+                    "positions, exactly; leave it out"
+                )
             return ToyModel(self._settings.toy_step_ms / 1000)
         if self._settings.toy_step_ms:
             raise StartError("--toy-step-ms is for --model toy; leave it out")
@@ -114,7 +119,7 @@ class Executor:
 
         dtype = _DTYPES.get(self._settings.dtype) or default_dtype(_CPU)
         try:
-            return load_model(source, dtype, _CPU, self._link.say)
+            return load_model(source, dtype, _CPU, self._link.say, self._settings.kv_cache_dtype)
         except SplitflapError:
             raise
         except Exception as error:
@@ -142,7 +147,7 @@ class Executor:
             num_blocks=settings.num_cpu_blocks_override,
         )
         swap = plan_swap_space(swap_wishes, plan, free_bytes - plan.pool_bytes)
-        _tell_plans(plan, swap, free_bytes)
+        _tell_plans(plan, swap, free_bytes, model.kv_dtype)
         return plan, swap
 
     def _measure(self, model: DecoderModel, plan: PoolPlan, swap: SwapPlan) -> Costs:
@@ -179,7 +184,7 @@ class Executor:
                 return self._errands.get(timeout=_LONGEST_WAIT_S)
 
 
-def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int) -> None:
+def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int, kv_dtype: str) -> None:
     if plan.lowered_from is not None:
         _log.warning(
             "max_model_len_lowered", max_model_len=plan.max_model_len,
@@ -190,7 +195,7 @@ def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int) -> None:
     _log.info(
         str(plan),
         blocks=plan.num_blocks, block_size=plan.block_size, tokens=plan.num_tokens,
-        max_model_len=plan.max_model_len,
+        max_model_len=plan.max_model_len, kv_dtype=kv_dtype, block_bytes=plan.block_bytes,
         pool_gib=round(plan.pool_bytes / gib, 2), free_gib=round(free_bytes / gib, 2),
     )  # fmt: skip
     if swap.why_lowered is not None:

@@ -1,15 +1,32 @@
 """The requests of one answer, one a prompt, read as one stream."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from services.gateway.answer_stream import AnswerStream, Piece
 from services.gateway.link import SchedulerLink
+from shared.errors import ErrorCode
 from shared.messages import Refused, Submit
 
 _PIECES_A_TURN: Final = 64  # some milliseconds of writing events
+_GRACE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A client's `deadline_s`, counted since its request had arrived (monotonic seconds)."""
+
+    arrived_at: float
+    deadline_s: float
+
+    @property
+    def at(self) -> float:
+        """When it passes."""
+        return self.arrived_at + self.deadline_s
 
 
 class StreamRefused(Exception):
@@ -27,9 +44,14 @@ class AnswerGroup:
     A turn costs as much as there is news, however many requests are open, and takes that of a
     bounded number of them, so that others of this gateway have theirs. Requests are taken in the
     order in which their news came, each whole.
+
+    At its deadline it is the scheduler that ends a request. One that is not heard, or says nothing
+    for a moment, does not: then who waits here does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, link: SchedulerLink, deadline: Deadline | None = None) -> None:
+        self._link = link
+        self._deadline = deadline
         self._streams: list[AnswerStream] = []
         self._fresh: dict[int, None] = {}
         self._unaccepted: set[int] = set()
@@ -41,10 +63,10 @@ class AnswerGroup:
         """One a prompt, in their order."""
         return self._streams
 
-    def submit(self, link: SchedulerLink, submit: Submit) -> None:
+    def submit(self, submit: Submit) -> None:
         """Send one more request. Raises: WireError if it has no wire form."""
         number = len(self._streams)
-        stream = link.submit(submit, partial(self._on_news, number))
+        stream = self._link.submit(submit, partial(self._on_news, number))
         self._streams.append(stream)
         self._unaccepted.add(number)
 
@@ -62,11 +84,11 @@ class AnswerGroup:
         self._raise_if_refused()
         return True
 
-    async def wait_cached(self, timeout_s: float) -> bool:
-        """Whether it is known in time how much of each prompt was cached."""
+    async def wait_settled(self, timeout_s: float) -> bool:
+        """Whether it is known in time what was cached, and what each request cost."""
         try:
             async with asyncio.timeout(timeout_s):
-                while any(stream.num_cached is None for stream in self._streams):
+                while not all(stream.is_settled for stream in self._streams):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -99,7 +121,27 @@ class AnswerGroup:
     async def _wait(self) -> None:
         self._raise_if_refused()
         self._news.clear()
-        await self._news.wait()
+        try:
+            async with asyncio.timeout(self._patience_s()):
+                await self._news.wait()
+        except TimeoutError:
+            self._give_up()
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for news; None: for ever."""
+        if self._deadline is None:
+            return None
+        grace_s = _GRACE_S if self._link.scheduler.is_heard else 0.0
+        return max(0.0, self._deadline.at + grace_s - time.monotonic())
+
+    def _give_up(self) -> None:
+        """The deadline has passed, unless the scheduler was lost or came back meanwhile."""
+        if self._deadline is None or self._patience_s():
+            return
+        waits_for = self._link.scheduler.phase or "its tokens"
+        why = f"deadline_s of {self._deadline.deadline_s:g} s passed ({waits_for})"
+        for stream in self._streams:
+            self._link.give_up(stream, ErrorCode.DEADLINE, why)
 
     def _raise_if_refused(self) -> None:
         if self._refused is not None:

@@ -25,10 +25,32 @@ class UsageSoFar(_Form):
     total_tokens: int
 
 
+class KVBill(_Form):
+    """Blocks of the KV pool that an answer took."""
+
+    peak_blocks: int = Field(
+        description="most that it held at once; of several prompts' answers, the one with most"
+    )
+    peak_saved_blocks: int = Field(
+        description="most that it would have held beyond those without sharing; likewise"
+    )
+    sharing_saved: float = Field(
+        description=(
+            "blocks without sharing minus blocks used, over blocks without sharing, each summed "
+            "over its steps; of several prompts' answers the mean by their size at the peak"
+        )
+    )
+    copied_blocks: int = Field(description="copied because they were shared and written to")
+    preemptions_swap: int
+    preemptions_recompute: int
+    swapped_bytes: int = Field(description="to the CPU pool and back")
+
+
 class Usage(UsageSoFar):
     """The same, whole; in a stream it stands beside the empty choices at its end."""
 
     prompt_tokens_details: PromptTokens
+    kv_bill: KVBill | None = Field(None, description="where the server has --enable-kv-bill")
 
 
 class RankedLogprob(_Form):

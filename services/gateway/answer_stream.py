@@ -10,6 +10,7 @@ from shared.messages import (
     Accepted,
     Finished,
     GeneratedSequence,
+    KVBill,
     PositionLogprobs,
     Refused,
     StreamPosition,
@@ -45,6 +46,8 @@ class _Sequence:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     taken: int = 0
     finished: Finished | None = None
+    is_settled: bool = False
+    """The scheduler itself has said that it ended, and so what it cost."""
     is_reported: bool = False
 
     @property
@@ -94,6 +97,8 @@ class AnswerStream:
         self._prompt_logprobs: tuple[PositionLogprobs, ...] = ()
         self.num_cached: int | None = None
         """Prompt tokens that were found in the cache, once a scheduler said so."""
+        self.bill: KVBill | None = None
+        """What it cost so far at the scheduler that has it now, if that keeps bills."""
 
     @property
     def request_id(self) -> RequestId:
@@ -104,6 +109,13 @@ class AnswerStream:
     def is_complete(self) -> bool:
         """Everything has arrived."""
         return self._is_scored and all(sequence.is_complete for sequence in self._sequences)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a scheduler has said what was cached and, if it keeps one, the whole bill."""
+        if self.num_cached is None or self.bill is None:
+            return self.num_cached is not None
+        return all(sequence.is_settled for sequence in self._sequences)
 
     @property
     def is_refused(self) -> bool:
@@ -212,6 +224,10 @@ class AnswerStream:
             if self.num_cached is None:  # later lives find what the first one had computed
                 self.num_cached = min(message.usage.cached_tokens, len(self.submit.prompt))
                 is_news = True
+            if message.usage.bill is not None:
+                self.bill = message.usage.bill
+                is_news = is_news or not sequence.is_settled
+            sequence.is_settled = True
             if is_news:
                 self._on_news()
 
@@ -233,8 +249,13 @@ class AnswerStream:
         self.refused(Refused(self.request_id, code, why))
 
     def resubmission(self) -> Submit:
-        """The request as a scheduler needs it that knows nothing of it."""
-        has_begun = any(sequence.token_ids or sequence.is_complete for sequence in self._sequences)
+        """The request as a scheduler needs it that knows nothing of it.
+
+        Beams begin again, and end as they did: what has come of them already is not read again.
+        """
+        has_begun = not self.submit.sampling.use_beam_search and any(
+            sequence.token_ids or sequence.is_complete for sequence in self._sequences
+        )
         return replace(
             self.submit,
             generated=tuple([one.as_generated() for one in self._sequences]) if has_begun else (),

@@ -7,10 +7,10 @@ from services.gateway.answer_stream import Piece
 
 
 class AnswerTimes:
-    """Begins when the request was read."""
+    """Begins when the request has arrived (monotonic seconds)."""
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
+    def __init__(self, arrived_at: float) -> None:
+        self._began = arrived_at
         self._last_at: dict[int, float] = {}
         self.ttft_s: float | None = None
 

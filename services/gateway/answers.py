@@ -8,7 +8,9 @@ from typing import Any, Final
 from services.gateway import sse
 from services.gateway.call import Endpoint
 from services.gateway.json_portions import LongList
+from services.gateway.kv_bill import bill_fields
 from shared.ids import RequestId
+from shared.messages import KVBill
 
 _PREFIX: Final[dict[Endpoint, str]] = {"completion": "cmpl-", "chat": "chatcmpl-"}
 _WHOLE: Final[dict[Endpoint, str]] = {"completion": "text_completion", "chat": "chat.completion"}
@@ -122,9 +124,15 @@ def _tail(logprobs: dict[str, Any] | None, ending: Ending | None) -> dict[str, A
 
 
 def usage_fields(
-    prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int | None = None,
+    bills: Sequence[KVBill] = (),
 ) -> dict[str, Any]:
-    """OpenAI's `usage`; while a stream goes on it is not known yet what was cached."""
+    """OpenAI's `usage`; while a stream goes on it is not known yet what was cached.
+
+    `bills` are those of the answer's requests, if the scheduler keeps any.
+    """
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -132,4 +140,6 @@ def usage_fields(
     }
     if cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    if bills:
+        usage["kv_bill"] = bill_fields(bills)
     return usage

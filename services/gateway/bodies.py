@@ -15,12 +15,14 @@ from shared.sampling import (
     INT64,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BIASES,
+    MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_TOKEN_IDS,
 )
 
 INT32_MAX: Final = 2**31 - 1
+MAX_DEADLINE_S: Final = 86_400
 MAX_MESSAGES: Final = 4096
 MAX_METADATA: Final = 16  # OpenAI's
 MAX_PROMPTS: Final = 1024
@@ -93,6 +95,20 @@ _TokenId = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WithJsonSchema(TOK
 TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": TOKEN_ID})]
 """Checked by hand, as `Prompt` is."""
 
+EarlyStopping = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "boolean"}, {"const": "never"}, _NULL],
+            "description": (
+                "only with use_beam_search. true: it ends with the n-th text that has ended; false "
+                "(default): when no beam is likely to end better than those; never: when none can"
+            ),
+        }
+    ),
+]
+"""Checked by hand: to pydantic's `Literal[True]`, 1 is true."""
+
 Flag = bool | None
 MODEL: Final[Any] = Field(None, description="one of /v1/models; default: the first")
 RETURN_TOKEN_STRS: Final[Any] = Field(None, description="token_strs: how each token is written")
@@ -160,12 +176,29 @@ class GenerationBody(Strict):
     min_p: float | None = _between(
         0, 1, "draw from those with this share of the likeliest's; default 0: all"
     )
-    n: int | None = _count("answers to each prompt; default 1; above 1 not at temperature 0")
+    n: int | None = _count(
+        "answers to each prompt; default 1; above 1 not at temperature 0 but with use_beam_search"
+    )
     best_of: int | None = _count(
         "generate so many answers to each prompt and tell the n with the highest mean "
         "log-probability of a token, best first; default n; not below it, and not above it in a "
-        "stream; above 1 not at temperature 0"
+        "stream; above 1 not at temperature 0; not with use_beam_search"
     )
+    use_beam_search: Flag = Field(
+        None,
+        description=(
+            "search the n likeliest texts with n beams, as transformers does, and tell them best "
+            "first, each when all are found. Nothing is drawn: temperature is 0 or left out, as "
+            "is all else that changes draws, and stop; max_tokens is not 0"
+        ),
+    )
+    length_penalty: float | None = _between(
+        -MAX_LENGTH_PENALTY,
+        MAX_LENGTH_PENALTY,
+        "only with use_beam_search: a text's score is the sum of its log-probabilities over its "
+        "length to this power; default 1",
+    )
+    early_stopping: EarlyStopping = None
     seed: int | None = _between(
         INT64.start, INT64.stop - 1, "the same seed, the same answer; default: drawn"
     )
@@ -232,6 +265,24 @@ class GenerationBody(Strict):
         description=(
             "computed blocks are shared only with requests of the same salt and the same API key: "
             "nobody else can learn by the time to a first token what was asked before"
+        ),
+    )
+    priority: int | None = Field(
+        None,
+        ge=-INT32_MAX - 1,
+        le=INT32_MAX,
+        description=(
+            "the lowest is served first, before whoever came earlier; default 0; another one only "
+            "where the server has --scheduling-policy priority"
+        ),
+    )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_DEADLINE_S,
+        description=(
+            "seconds from the request's arrival after which nobody wants the answer: what is not "
+            "whole by then ends with 408 deadline_exceeded, or with that error as an event"
         ),
     )
     user: str | None = Field(None, description="taken without effect")

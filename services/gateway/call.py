@@ -58,6 +58,7 @@ class Call:
     logprobs along, for which `sampling.prompt_logprobs` is set too. `returns_prompt_logprobs` is
     the field of that name, vLLM's, with its own form. `tokens_as_ids` writes `token_id:5` for a
     token in log-probabilities. `cache_salt` and the API key are with whom blocks may be shared.
+    `deadline_s` counts from the request's arrival.
     """
 
     endpoint: Endpoint
@@ -78,6 +79,8 @@ class Call:
     is_seeded: bool = True
     best: Best | None = None
     cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
 
     @property
     def tells_logprobs(self) -> bool:

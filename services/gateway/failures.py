@@ -21,6 +21,10 @@ _STATUS: Final = {
     ErrorCode.NEVER_FITS: 400,
     ErrorCode.QUEUE_FULL: 429,
     ErrorCode.DEADLINE: 408,
+    ErrorCode.PREFIX_BUDGET: 400,
+    ErrorCode.UNKNOWN_PREFIX: 404,
+    ErrorCode.PREFIX_BUDGET: 400,
+    ErrorCode.UNKNOWN_PREFIX: 404,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNKNOWN_REQUEST: 404,
     ErrorCode.MOVED: 409,
@@ -75,6 +79,11 @@ class Failure(Exception):
         return response
 
 
+def deadline_passed(deadline_s: float, why: str) -> Failure:
+    """The client's own deadline passed before its answer was whole."""
+    return _with_headers(ErrorCode.DEADLINE, f"deadline_s of {deadline_s:g} s passed {why}")
+
+
 def of_request_error(error: RequestError) -> Failure:
     """A field the client must change."""
     return Failure(_STATUS[error.code], error.message, error.code.value, error.param)
@@ -82,20 +91,27 @@ def of_request_error(error: RequestError) -> Failure:
 
 def of_refusal(refused: Refused) -> Failure:
     """The scheduler did not take the request, or gave it up."""
-    status = _STATUS[refused.code]
-    headers = {}
-    if status in (429, 503):
-        wait_s = RETRY_AFTER_S if refused.retry_after_s is None else refused.retry_after_s
-        if not 1 <= wait_s <= _LONGEST_WAIT_S:  # nor is NaN
-            wait_s = _LONGEST_WAIT_S if wait_s > _LONGEST_WAIT_S else 1
-        headers["Retry-After"] = str(round(wait_s))
-    return Failure(status, refused.message, refused.code.value, refused.param, headers=headers)
+    return _with_headers(refused.code, refused.message, refused.param, refused.retry_after_s)
 
 
 def of_finish(finished: Finished) -> Failure:
     """The scheduler took the request, and it ended with an error."""
-    code = finished.code or ErrorCode.INTERNAL
-    return Failure(_STATUS[code], finished.error or _NO_STORY, code.value)
+    return _with_headers(finished.code or ErrorCode.INTERNAL, finished.error or _NO_STORY)
+
+
+def _with_headers(
+    code: ErrorCode, message: str, param: str | None = None, retry_after_s: float | None = None
+) -> Failure:
+    """What tells a client, by headers, whether another try is worth it, and when."""
+    headers = {}
+    if _STATUS[code] in (429, 503):
+        wait_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
+        if not 1 <= wait_s <= _LONGEST_WAIT_S:  # nor is NaN
+            wait_s = _LONGEST_WAIT_S if wait_s > _LONGEST_WAIT_S else 1
+        headers["Retry-After"] = str(round(wait_s))
+    if code is ErrorCode.DEADLINE:
+        headers["x-should-retry"] = "false"  # OpenAI's clients ask again after any other 408
+    return Failure(_STATUS[code], message, code.value, param, headers=headers)
 
 
 def unavailable(message: str) -> Failure:
@@ -105,6 +121,16 @@ def unavailable(message: str) -> Failure:
         message,
         ErrorCode.UNAVAILABLE.value,
         headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def unknown_prefix(pin_id: str) -> Failure:
+    """No prefix of that id, or not one of this key."""
+    return Failure(
+        404,
+        f"no prefix {pin_id[:64]!r} is pinned; GET /v1/prefixes lists those that are",
+        ErrorCode.UNKNOWN_PREFIX.value,
+        "id",
     )
 
 

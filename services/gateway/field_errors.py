@@ -19,6 +19,7 @@ _WORDS: Final = {
     "model_type": "must be an object",
     "literal_error": "must be {expected}",
     "finite_number": "must be a finite number",
+    "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "string_too_short": "must have at least {min_length} characters",

@@ -1,31 +1,31 @@
 """One call from its prompts to its last byte: submit, answer, end."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 
 from services.gateway import failures, gauges, sse
-from services.gateway.answer_group import AnswerGroup, StreamRefused
+from services.gateway.answer_group import AnswerGroup, Deadline, StreamRefused
 from services.gateway.answer_stream import Piece
 from services.gateway.answer_times import AnswerTimes
 from services.gateway.answers import Answer
 from services.gateway.call import Call, Prompt
 from services.gateway.json_portions import Turn
 from services.gateway.link import SchedulerLink
-from services.gateway.long_body import json_response, send
+from services.gateway.long_body import StreamWriter, json_response
 from services.gateway.progress import Progress
 from services.gateway.stream_events import StreamEvents
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.whole_answer import WholeAnswer
 from shared.ids import Ids, RequestId
 from shared.logs import get_logger
-from shared.messages import Submit
+from shared.messages import KVBill, Submit
 from shared.sampling import INT64, SamplingParams
 
-_CACHED_WITHIN_S: Final = 1.0
+_SETTLED_WITHIN_S: Final = 1.0
 
 _log = get_logger("generation")
 
@@ -33,7 +33,8 @@ _log = get_logger("generation")
 class Generation:
     """Carries out one `Call` whose prompts are already tokens.
 
-    `release` it, whatever happens: that tells the scheduler (Done or Cancel).
+    `arrived_at` is when its request had come whole (monotonic seconds). `release` it, whatever
+    happens: that tells the scheduler (Done or Cancel).
     """
 
     def __init__(
@@ -43,21 +44,29 @@ class Generation:
         tokenizer: Tokenizer,
         link: SchedulerLink,
         stream_interval: int = 1,
+        *,
+        arrived_at: float,
     ) -> None:
         self.call = call
         self.answer = answer
         self._tokenizer = tokenizer
         self._link = link
         self._stream_interval = stream_interval
-        self._group = AnswerGroup()
+        self._arrived_at = arrived_at
+        deadline = Deadline(arrived_at, call.deadline_s) if call.deadline_s is not None else None
+        self._group = AnswerGroup(link, deadline)
         self._progress: Progress | None = None
-        self._times = AnswerTimes()
+        self._times = AnswerTimes(arrived_at)
 
     async def start(
         self, prompts: Sequence[Prompt], eos_token_ids: Ids, key_hash: bytes = b""
     ) -> None:
-        """Submit, each prompt as a request. Raises: WireError if one has no wire form."""
+        """Submit, each prompt as a request.
+
+        Raises: Failure if it is too late already; WireError if one has no wire form.
+        """
         turn = Turn()
+        self._check_deadline()
         self._progress = Progress(
             self.call, prompts, self._tokenizer, eos_token_ids, self._stream_interval
         )
@@ -69,11 +78,20 @@ class Generation:
                 request_id,
                 prompt.token_ids,
                 self._sampling(number),
+                priority=self.call.priority,
                 cache_salt=self.call.cache_salt,
+                deadline_s=self.call.deadline_s,
+                age_s=time.monotonic() - self._arrived_at,
                 key_hash=key_hash,
             )
-            self._group.submit(self._link, submit)
+            self._group.submit(submit)
             await turn.give()
+
+    def _check_deadline(self) -> None:
+        """Raises: Failure if making tokens of the prompts has taken until the deadline."""
+        deadline_s, age_s = self.call.deadline_s, time.monotonic() - self._arrived_at
+        if deadline_s is not None and age_s >= deadline_s:
+            raise failures.deadline_passed(deadline_s, "before the prompt was read")
 
     def _sampling(self, number: int) -> SamplingParams:
         sampling = self.call.sampling
@@ -116,6 +134,7 @@ class Generation:
     async def whole(self) -> web.Response:
         """The answer in one piece. Raises: Failure."""
         progress = self._begun
+        turn = Turn()
         try:
             while not progress.is_over:
                 for number, piece in await self._group.next():
@@ -123,12 +142,19 @@ class Generation:
                     self._times.observe(index, piece)
                     progress.feed(index, piece)
                     self._stop_if_cut(number, index, piece)
+                    await turn.give()
         except StreamRefused as error:
             raise self._failure_of(error) from None
-        num_cached = await self._cached_at_end()
+        await self._settle()
         prompt_logprobs = [stream.let_logprobs_go() for stream in self._group.streams]
         answer = WholeAnswer(
-            self.call, self.answer, progress, self._tokenizer, prompt_logprobs, num_cached
+            self.call,
+            self.answer,
+            progress,
+            self._tokenizer,
+            prompt_logprobs,
+            self.num_cached,
+            self._bills,
         )
         response = await json_response(answer.portions())
         self._times.ended()
@@ -173,39 +199,38 @@ class Generation:
         """Events until all choices have ended; returns what comes before [DONE]."""
         progress = self._begun
         events = StreamEvents(self.call, self.answer, progress, self._tokenizer)
-        await send(response, await _in_turns(events.opening()))
+        writer = StreamWriter(response)
+        await writer.tell(events.opening())
+        await writer.flush()
         sent_at = time.monotonic()
         while not progress.is_over:
             wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
-            told, failure = await self._events_of(events, await self._group.next(wait_s))
-            if not told and time.monotonic() - sent_at >= ping_interval_s:
-                told = [sse.PING]  # nothing came, or tokens that are no text yet
-            if told:
-                await send(response, told)
+            try:
+                is_told = await self._tell_pieces(writer, events, await self._group.next(wait_s))
+            except failures.Failure:
+                await writer.flush()
+                raise
+            if not is_told and time.monotonic() - sent_at >= ping_interval_s:
+                is_told = await writer.tell([sse.PING])  # nothing came, or no text yet
+            if is_told:
+                await writer.flush()
                 sent_at = time.monotonic()
-            if failure is not None:
-                raise failure
         if self.call.stream is None or not self.call.stream.include_usage:
             return b""
-        return events.usage(await self._cached_at_end())
+        await self._settle()
+        return events.usage(self.num_cached, self._bills)
 
-    async def _events_of(
-        self, events: StreamEvents, pieces: Sequence[tuple[int, Piece]]
-    ) -> tuple[list[bytes], failures.Failure | None]:
-        """One write's worth, and the error that ends the stream after it, if one came."""
-        told: list[bytes] = []
-        turn = Turn()
+    async def _tell_pieces(
+        self, writer: StreamWriter, events: StreamEvents, pieces: Sequence[tuple[int, Piece]]
+    ) -> bool:
+        """Whether there was anything to tell. Raises: Failure, after what came before it."""
+        is_told = False
         for number, piece in pieces:
             index = self._begun.index_of(number, piece)
             self._times.observe(index, piece)
-            try:
-                for portion in events.of(index, piece):
-                    told.append(portion)
-                    await turn.give()
-            except failures.Failure as failure:
-                return told, failure
+            is_told |= await writer.tell(events.of(index, piece))
             self._stop_if_cut(number, index, piece)
-        return told, None
+        return is_told
 
     # ------------------------------------------------------------------ both
 
@@ -215,15 +240,19 @@ class Generation:
             raise RuntimeError("start comes first")
         return self._progress
 
-    async def _cached_at_end(self) -> int:
-        """Tokens of all prompts that were found in the cache; for an answer that is over.
+    @property
+    def _bills(self) -> list[KVBill]:
+        """What each prompt's request cost in blocks; none where no bills are kept."""
+        return [stream.bill for stream in self._group.streams if stream.bill is not None]
 
-        The scheduler says so at a sequence's end. Where only stop strings ended them, its answer
-        to their cancelling is a moment away; what a scheduler that died knew is counted as 0.
+    async def _settle(self) -> None:
+        """Let the scheduler say what was cached, and its bills; for an answer that is over.
+
+        It says so at a sequence's end. Where only stop strings ended them, its answer to their
+        cancelling is a moment away; what a scheduler that died knew is counted as 0.
         """
-        if not await self._group.wait_cached(_CACHED_WITHIN_S):
-            _log.warning("cached_tokens_unknown", request_id=self.answer.request_id)
-        return self.num_cached
+        if not await self._group.wait_settled(_SETTLED_WITHIN_S):
+            _log.warning("usage_unknown", request_id=self.answer.request_id)
 
     def _failure_of(self, error: StreamRefused) -> failures.Failure:
         """What the client is told: of several prompts, also which one is to blame."""
@@ -243,13 +272,3 @@ class Generation:
         if choice.needs_stop:
             choice.needs_stop = False
             self._link.stop(self._group.streams[number], piece.sequence)
-
-
-async def _in_turns(portions: Iterable[bytes]) -> list[bytes]:
-    """All of them, others having their turns while they are made."""
-    turn = Turn()
-    told = []
-    for portion in portions:
-        told.append(portion)
-        await turn.give()
-    return told

@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
+from services.gateway.pins import GatewayPins
 from services.gateway.readiness import LinkTimes, Readiness
 from shared.errors import ErrorCode
 from shared.ids import RequestId
@@ -29,10 +30,13 @@ from shared.messages import (
     Finished,
     Heartbeat,
     Hello,
+    Pinned,
+    Pins,
     Refused,
     SchedulerReply,
     Submit,
     Tokens,
+    Unpinned,
     Welcome,
 )
 from shared.metrics import PREFIX, REGISTRY
@@ -69,6 +73,7 @@ class SchedulerLink:
             identity=b"g" + self.boot.to_bytes(8, "little"),
             flag="--request-endpoint",
         )
+        self.pins = GatewayPins(self._dealer.send)
         self._streams: dict[RequestId, AnswerStream] = {}
         self._unsent: dict[RequestId, Cancel | Done] = {}
         self._orphans: set[RequestId] = set()
@@ -125,11 +130,15 @@ class SchedulerLink:
     def fail_all(self, why: str) -> None:
         """End every open request with an error its client sees."""
         for stream in self._streams.values():
-            if not stream.is_over:
-                stream.fail(ErrorCode.UNAVAILABLE, why)
-                if stream.submitted_to is not None:
-                    self._send_last(_gone(stream.request_id))
-                    stream.submitted_to = None
+            self.give_up(stream, ErrorCode.UNAVAILABLE, why)
+
+    def give_up(self, stream: AnswerStream, code: ErrorCode, why: str) -> None:
+        """End a request with an error, unless it is over; its scheduler need not go on."""
+        if not stream.is_over:
+            stream.fail(code, why)
+            if stream.submitted_to is not None:
+                self._send_last(_gone(stream.request_id))
+                stream.submitted_to = None
 
     # ------------------------------------------------------------------ running
 
@@ -166,6 +175,7 @@ class SchedulerLink:
         for request_id in self._orphans - self._streams.keys():
             self._unsent.setdefault(request_id, _gone(request_id))
         self._orphans.clear()
+        self.pins.beat()
         for request_id, message in list(self._unsent.items()):
             if self._dealer.send(message):
                 del self._unsent[request_id]
@@ -208,6 +218,8 @@ class SchedulerLink:
                 self._on_finished(message)
             case Refused():
                 self._on_refused(message)
+            case Pinned() | Unpinned() | Pins():
+                self.pins.heard(message)
             case Attached():
                 _log.warning("unexpected_message", message="Attached")  # we never ask
 
@@ -227,6 +239,8 @@ class SchedulerLink:
             stream.ended(message)
 
     def _on_refused(self, message: Refused) -> None:
+        if self.pins.refused(message):
+            return
         stream = self._streams.get(message.request_id)
         if stream is None or stream.is_over:
             return
@@ -259,11 +273,13 @@ class SchedulerLink:
                 _log.warning("scheduler_restarted", open_requests=len(self._streams))
             self._unsent.clear()  # about requests that this scheduler never heard of
             self._orphans.clear()
+            self.pins.restarted()
             self._dealer.send(Hello(self.boot))  # do not wait for the next beat
 
     def _on_welcome(self, message: Welcome) -> None:
         if not self._scheduler.welcomed(message):
             return
+        self.pins.welcomed(message.boot)  # before requests, which are to begin with them
         for stream in self._streams.values():  # what it lacks, or could not be sent before
             if stream.submitted_to != message.boot and not stream.is_over:
                 if stream.submitted_to is not None:

@@ -1,4 +1,4 @@
-"""Answers of any length: made in turns with others, sent in chunks."""
+"""Answers of any length, whole or streamed: made in turns with others, sent in chunks."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -46,15 +46,33 @@ async def json_response(portions: Iterable[str]) -> web.Response:
     return web.Response(body=_Chunks(chunks))
 
 
-async def send(response: web.StreamResponse, portions: Iterable[bytes]) -> None:
-    """What a stream has to tell, all in one or in chunks."""
-    pending: list[bytes] = []
-    num_pending = 0
-    for portion in portions:
-        pending.append(portion)
-        num_pending += len(portion)
-        if num_pending >= _CHUNK_BYTES:
-            await response.write(b"".join(pending))
-            pending, num_pending = [], 0
-    if pending:
-        await response.write(b"".join(pending))
+class StreamWriter:
+    """What a stream has to tell, gathered to chunks: of a long answer one chunk is kept, not all.
+
+    Others have their turns while it is made, and while its client is slow to take it.
+    """
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+        self._turn = Turn()
+        self._pending: list[bytes] = []
+        self._num_pending = 0
+
+    async def tell(self, portions: Iterable[bytes]) -> bool:
+        """More of it, or nothing; whether there was any."""
+        is_any = False
+        for portion in portions:
+            is_any = True
+            self._pending.append(portion)
+            self._num_pending += len(portion)
+            if self._num_pending >= _CHUNK_BYTES:
+                await self.flush()
+            await self._turn.give()
+        return is_any
+
+    async def flush(self) -> None:
+        """Send what was gathered."""
+        if self._pending:
+            gathered = b"".join(self._pending)
+            self._pending, self._num_pending = [], 0
+            await self._response.write(gathered)

@@ -32,7 +32,7 @@ from services.gateway.field_errors import explained
 from services.gateway.prompts import prompts_of
 from services.gateway.stop_strings import MAX_STOP_CHARACTERS
 from shared.errors import InvalidField
-from shared.sampling import MAX_N, DrawParams, SamplingParams
+from shared.sampling import MAX_N, DrawParams, EarlyStopping, SamplingParams
 
 COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's and vLLM's default for /v1/completions
 _DECIMAL: Final = re.compile("0|[1-9][0-9]{0,9}")
@@ -136,6 +136,8 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "returns_prompt_logprobs": body.prompt_logprobs is not None,
         "is_seeded": body.seed is not None,
         "cache_salt": body.cache_salt or "",
+        "priority": body.priority or 0,
+        "deadline_s": body.deadline_s,
         "stream": _stream(body),
     }
 
@@ -163,12 +165,33 @@ def _num_answers(body: GenerationBody) -> int:
             f"is {count}, above n {n}: the best are known only at the end, so set stream to false "
             "or leave best_of out",
         )
-    if body.temperature == 0 and count > 1:
+    if body.temperature == 0 and count > 1 and not body.use_beam_search:
         raise InvalidField(
             "n" if n > 1 else name,
-            f"must be 1 at temperature 0, not {n if n > 1 else count}: all answers would be alike",
+            f"must be 1 at temperature 0, not {n if n > 1 else count}: all answers would be alike "
+            "(those of use_beam_search are not)",
         )
     return count
+
+
+def _check_beams(body: GenerationBody, max_tokens: int | None) -> None:
+    """Refuse what beams do not take, but for draws (`check_sampling`). Raises: InvalidField."""
+    if not body.use_beam_search:
+        return
+    if body.best_of is not None:
+        raise InvalidField("best_of", "is not for beams: n is their number; leave it out")
+    if body.stop:
+        raise InvalidField("stop", "is not for beams: give stop_token_ids, or leave it out")
+    if max_tokens == 0:
+        raise InvalidField("max_tokens", "must be at least 1 with use_beam_search")
+
+
+def _early_stopping(given: Any) -> EarlyStopping:
+    if given is None or isinstance(given, bool):
+        return EarlyStopping.YES if given else EarlyStopping.NO
+    if given == "never":
+        return EarlyStopping.NEVER
+    raise InvalidField("early_stopping", 'must be true, false or "never"')
 
 
 def _stream(body: GenerationBody) -> StreamOptions | None:
@@ -186,11 +209,12 @@ def _sampling(
     body: GenerationBody, max_tokens: int | None, logprobs: int | None, of_prompt: int | None
 ) -> SamplingParams:
     """All but `bad_words` that are texts; those best of several need log-probabilities."""
+    _check_beams(body, max_tokens)
     num_answers = _num_answers(body)
     if logprobs is None and num_answers > _or(body.n, 1):
         logprobs = 0
     draw = DrawParams(
-        temperature=_or(body.temperature, 1.0),
+        temperature=_or(body.temperature, 0.0 if body.use_beam_search else 1.0),
         top_p=_or(body.top_p, 1.0),
         top_k=0 if body.top_k in (None, -1) else body.top_k,
         min_p=_or(body.min_p, 0.0),
@@ -205,6 +229,9 @@ def _sampling(
         draw=draw,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
         n=num_answers,
+        use_beam_search=bool(body.use_beam_search),
+        length_penalty=_or(body.length_penalty, 1.0),
+        early_stopping=_early_stopping(body.early_stopping),
         max_tokens=max_tokens,
         min_tokens=_or(body.min_tokens, 0),
         stop_token_ids=tuple(body.stop_token_ids or ()),

@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from services.gateway import answer_models as answers
 from services.gateway import bodies
+from services.gateway import prefix_models as prefixes
 from services.gateway.body_fields import (
     ELSEWHERE,
     IN_MESSAGES,
@@ -32,8 +33,8 @@ _COUNTS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 _WHY: Final = {
     400: "a field is wrong or not supported, or the request cannot be read",
     401: "no API key, or none that is good",
-    404: "no such model",
-    408: "the request did not arrive in time",
+    404: "no such model, or no such prefix",
+    408: "the request did not arrive in time, or its deadline_s passed before its answer was whole",
     413: "the body is too large",
     415: "the body is no application/json in UTF-8, plain, gzip or deflate",
     417: "an Expect that is not 100-continue",
@@ -43,6 +44,7 @@ _WHY: Final = {
 }
 _OF_ALL: Final = (400, 417, 500)
 _OF_BODIES: Final = (400, 404, 408, 413, 415, 417, 500)
+_OF_PREFIXES: Final = (404, 503)
 _OF_GENERATING: Final = (*_OF_BODIES, 429, 503)
 _RETRIED: Final = (429, 503)
 _REQUEST_ID: Final = {
@@ -72,6 +74,13 @@ _NAMES: Final = {
     "/health/live": ("getLiveness", "server"),
 }
 """Each path's one operation, and the group it is shown in."""
+_PREFIXES: Final = {
+    ("/v1/prefixes", "post"): "pinPrefix",
+    ("/v1/prefixes", "get"): "listPrefixes",
+    ("/v1/prefixes/{id}", "get"): "retrievePrefix",
+    ("/v1/prefixes/{id}", "delete"): "unpinPrefix",
+}
+"""The operations of paths that have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +97,9 @@ def document(facts: Facts) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a server."""
     paths = _paths()
     for path, operations in paths.items():
-        for operation in operations.values():
-            operation["operationId"], tag = _NAMES[path]
+        for method, operation in operations.items():
+            name, tag = _NAMES.get(path) or (_PREFIXES[path, method], "prefixes")
+            operation["operationId"] = name
             operation["tags"] = [tag]
             operation["parameters"] = [*operation.get("parameters", ()), _REQUEST_ID]
             if facts.needs_key and path not in OPEN_TO_ALL:
@@ -122,6 +132,11 @@ def _paths() -> dict[str, dict[str, Any]]:
     one_model = _get("A model", answers.ModelCard, (404,))
     one_model["parameters"] = [model]
     document_form = {"type": "object"}
+    prefix_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    one_prefix = _get("A pinned prefix", prefixes.PrefixCard, _OF_PREFIXES)
+    unpin = _get("Let a prefix go", prefixes.PrefixDeleted, _OF_PREFIXES)
+    for operation in (one_prefix, unpin):
+        operation["parameters"] = [prefix_id]
     return {
         "/v1/completions": {
             "post": _generate(
@@ -152,6 +167,16 @@ def _paths() -> dict[str, dict[str, Any]]:
                 _OF_BODIES,
             )
         },
+        "/v1/prefixes": {
+            "post": _post(
+                "Pin a prefix: it stays computed for all whose prompt begins with it",
+                [prefixes.PrefixTextBody, prefixes.PrefixChatBody],
+                _answer(_ref(prefixes.PrefixCard)),
+                (*_OF_BODIES, 503),
+            ),
+            "get": _get("The pinned prefixes", prefixes.PrefixList, (503,)),
+        },
+        "/v1/prefixes/{id}": {"get": one_prefix, "delete": unpin},
         "/v1/models": {"get": _get("The models", answers.ModelList)},
         "/v1/models/{model}": {"get": one_model},
         "/version": {"get": _get("The server's version", answers.VersionAnswer)},
@@ -246,12 +271,14 @@ def _schemas(facts: Facts) -> dict[str, Any]:
     """All models by name, with this server's limits in them."""
     asked = (
         *_GENERATING, bodies.TokenizeTextBody, bodies.TokenizeChatBody, bodies.DetokenizeBody,
+        prefixes.PrefixTextBody, prefixes.PrefixChatBody,
     )  # fmt: skip
     told = (
         answers.CompletionAnswer, answers.CompletionChunk, answers.ChatAnswer, answers.ChatChunk,
         answers.ModelCard, answers.ModelList,
         answers.TokenizeAnswer, answers.DetokenizeAnswer, answers.VersionAnswer, answers.Ready,
         answers.NotReady, answers.Live, answers.ErrorAnswer,
+        prefixes.PrefixCard, prefixes.PrefixList, prefixes.PrefixDeleted,
     )  # fmt: skip
     _, all_schemas = models_json_schema(
         [(model, "validation") for model in (*asked, *told)], ref_template=_SCHEMAS + "{model}"

@@ -62,6 +62,11 @@ class Readiness:
         return self._mismatch or self._phase or "waiting for the scheduler's welcome"
 
     @property
+    def is_heard(self) -> bool:
+        """Whether a scheduler answers; it may lack an executor."""
+        return self.boot is not None and not self._is_silent
+
+    @property
     def is_mismatched(self) -> bool:
         """Whether it serves another model than ours, which no waiting mends."""
         return bool(self._mismatch)

@@ -1,6 +1,7 @@
 """A request's body, from its head to what it asks: refused as soon as it is known to be bad."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -11,6 +12,9 @@ from services.gateway import failures
 from services.gateway.request_body import parse_object
 
 _PARSE_AT_ONCE_BYTES: Final = 2**16  # some milliseconds; larger bodies are read in a thread
+
+ARRIVED_AT: Final = web.RequestKey("arrived_at", float)
+"""When the request was there, to its last byte (monotonic seconds)."""
 
 _Asked = TypeVar("_Asked")
 
@@ -27,7 +31,7 @@ class HttpLimits:
 async def body_of(
     request: web.Request, limits: HttpLimits, parse: Callable[[dict[str, Any]], _Asked]
 ) -> _Asked:
-    """What the request's body asks. Raises: Failure or RequestError."""
+    """What the request's body asks; notes ARRIVED_AT. Raises: Failure or RequestError."""
     _check_head(request, limits.max_body_bytes)
     try:
         async with asyncio.timeout(limits.read_timeout_s):
@@ -44,6 +48,7 @@ async def body_of(
             "bad_request",
             close=True,
         ) from error
+    request[ARRIVED_AT] = time.monotonic()
     if len(body) <= _PARSE_AT_ONCE_BYTES:
         return parse(parse_object(body))
     return await asyncio.to_thread(lambda: parse(parse_object(body)))

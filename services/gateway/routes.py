@@ -17,7 +17,13 @@ from services.gateway.keys import KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
 from services.gateway.openapi import Facts, document
-from services.gateway.request_reading import HttpLimits, body_of, expect_nothing_yet
+from services.gateway.prefix_routes import PrefixRoutes
+from services.gateway.request_reading import (
+    ARRIVED_AT,
+    HttpLimits,
+    body_of,
+    expect_nothing_yet,
+)
 from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import RequestError
@@ -54,6 +60,7 @@ class Routes:
         self._needs_key = needs_key
         self._models = ServedModels(served_names, link)
         self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
+        self._prefixes = PrefixRoutes(self._encoder, link.pins, self._models, limits, self._welcome)
         self.is_draining = False
 
     def add_to(self, app: web.Application) -> None:
@@ -64,6 +71,7 @@ class Routes:
         )
         self._models.add_to(app)
         self._tokenize.add_to(app)
+        self._prefixes.add_to(app)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", metrics_page)
         app.router.add_get("/openapi.json", self.openapi)
@@ -94,9 +102,16 @@ class Routes:
         model = self._models.named(call.model)
         welcome = self._welcome()
         answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
-        generation = Generation(call, answer, self._tokenizer, self._link, self._stream_interval)
+        generation = Generation(
+            call,
+            answer,
+            self._tokenizer,
+            self._link,
+            self._stream_interval,
+            arrived_at=request[ARRIVED_AT],
+        )
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
-        generation.call = replace(call, sampling=sampling)  # its clock runs since it was made
+        generation.call = replace(call, sampling=sampling)
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
             await generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])

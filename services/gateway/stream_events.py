@@ -1,6 +1,6 @@
 """An answer as the events of a stream: OpenAI's chunks, and what a client asked for beside them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from services.gateway import sse
@@ -14,6 +14,7 @@ from services.gateway.logprob_fields import LogprobFields
 from services.gateway.progress import Progress
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import Tokenizer
+from shared.messages import KVBill
 
 
 class StreamEvents:
@@ -66,10 +67,10 @@ class StreamEvents:
         if choice.ending is not None:
             yield from self._told(index, choice, is_last=True)
 
-    def usage(self, num_cached: int) -> bytes:
+    def usage(self, num_cached: int, bills: Sequence[KVBill] = ()) -> bytes:
         """What comes before [DONE] for who asked for it."""
         progress = self._progress
-        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens, num_cached)
+        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens, num_cached, bills)
         return self._answer.event(self._answer.chunk((), usage=usage), self._positions)
 
     # ------------------------------------------------------------------ events

@@ -11,7 +11,7 @@ from services.gateway.logprob_fields import LogprobFields, PlacedTokens, prompt_
 from services.gateway.progress import Progress
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import Tokenizer
-from shared.messages import PositionLogprobs
+from shared.messages import KVBill, PositionLogprobs
 
 
 class WholeAnswer:
@@ -28,6 +28,7 @@ class WholeAnswer:
         tokenizer: Tokenizer,
         logprobs_of_prompt: list[Sequence[PositionLogprobs]],
         num_cached: int,
+        bills: Sequence[KVBill] = (),
     ) -> None:
         self._call = call
         self._answer = answer
@@ -38,11 +39,14 @@ class WholeAnswer:
         self._logprobs = LogprobFields(call.endpoint, call.sampling.logprobs or 0, names)
         self._logprobs_of_prompt = logprobs_of_prompt
         self._num_cached = num_cached
+        self._bills = bills
 
     def portions(self) -> Iterator[str]:
         """The body, once: what has been told of a choice or a prompt is not kept."""
         progress = self._progress
-        usage = usage_fields(progress.num_prompt_tokens, progress.num_tokens, self._num_cached)
+        usage = usage_fields(
+            progress.num_prompt_tokens, progress.num_tokens, self._num_cached, self._bills
+        )
         extras = self._about_prompt(0) if self._call.endpoint == "chat" else {}
         best = self._call.best
         told = range(len(progress.choices)) if best is None else progress.best(best.num_told)

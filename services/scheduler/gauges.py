@@ -43,6 +43,11 @@ class SchedulerCollector(Collector):
             core.config.max_num_queued_tokens,
         )
         yield _gauge("num_requests_swapped", "Requests in CPU memory", core.num_swapped)
+        yield _gauge(
+            "longest_wait_seconds",
+            "Of who waits or is swapped",
+            core.longest_wait_s(server.clock()),
+        )
         yield _gauge("kv_cache_usage_perc", "Used blocks, 0 to 1", usage.used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_blocks", "Blocks by state", labels=["state"]),
@@ -51,8 +56,15 @@ class SchedulerCollector(Collector):
                 "used": usage.num_used,
                 "shared": usage.num_shared,
                 "cached": usage.num_cached,
+                "pinned": core.num_pinned_blocks,
             },
         )
+        yield _gauge(
+            "kv_sharing_saved_ratio",
+            "Blocks saved by sharing, as a share of those held without it, 0 to 1",
+            usage.sharing_saved,
+        )
+        yield _gauge("num_pinned_prefixes", "Prefixes that are pinned", core.num_pins)
         yield _gauge("cpu_cache_usage_perc", "Used CPU blocks, 0 to 1", core.cpu_usage().used_share)
         yield _labelled(
             GaugeMetricFamily(PREFIX + "kv_places", "Token places by use", labels=["use"]),
@@ -89,6 +101,7 @@ class SchedulerCollector(Collector):
             ),
             {code: counters.requests_refused[code] for code in ErrorCode},
         )
+        yield _total("deadlines_passed", "Ended for their deadline", counters.deadlines_passed)
         yield _labelled(
             CounterMetricFamily(PREFIX + "preemptions", "Requests that gave way", labels=["mode"]),
             {mode: counters.preemptions[mode] for mode in PreemptionMode},
@@ -108,6 +121,15 @@ class SchedulerCollector(Collector):
         yield _total("prefix_cache_queries", "Tokens looked up", counters.prefix_cache_queries)
         yield _total("prefix_cache_hits", "Tokens found", counters.prefix_cache_hits)
         yield _total("prefix_cache_evictions", "Cached blocks lost", server.core.prefix_evictions)
+        yield _total("pinned_prefixes_taken", "Prefixes pinned", counters.pins_taken)
+        yield _labelled(
+            CounterMetricFamily(
+                PREFIX + "pinned_prefixes_refused", "Prefixes not pinned", labels=["reason"]
+            ),
+            counters.pins_refused,
+        )
+        yield _total("pinned_prefixes_dropped", "Pinned prefixes lost", counters.pins_dropped)
+        yield _total("pinned_prefix_hits", "Requests that began with one", counters.pin_hits)
         yield _total("steps", "Plans run", counters.plans_finished)
         yield _labelled(
             CounterMetricFamily(

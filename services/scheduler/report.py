@@ -1,6 +1,7 @@
-"""The log line that says every ten seconds how it goes."""
+"""What is said every ten seconds: how it goes, and that somebody has waited for long."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from services.scheduler.core.machine import Scheduler
@@ -8,15 +9,17 @@ from shared.logs import get_logger
 from shared.messages import PreemptionMode
 
 STATS_S: Final = 10.0
+LONG_WAIT_S: Final = 60.0
 
 _log = get_logger("scheduler")
 
 
-async def report_every_so_often(core: Scheduler) -> None:
+async def report_every_so_often(core: Scheduler, clock: Callable[[], float]) -> None:
     """Every ten seconds, if anything happened, the line that this field knows."""
     before = core.counters.tokens()
     while True:
         await asyncio.sleep(STATS_S)
+        warn_of_long_wait(core, clock())
         after = core.counters.tokens()
         if after != before:
             prompt, generated = (
@@ -24,6 +27,19 @@ async def report_every_so_often(core: Scheduler) -> None:
             )
             _say_how_it_goes(core, prompt, generated)
         before = after
+
+
+def warn_of_long_wait(core: Scheduler, at: float) -> None:
+    """Say so if somebody has waited for over a minute: under priorities it may be for ever."""
+    longest_s = core.longest_wait_s(at)
+    if longest_s > LONG_WAIT_S:
+        _log.warning(
+            "long_wait",
+            longest_wait_s=round(longest_s, 1),
+            waiting=core.num_waiting,
+            swapped=core.num_swapped,
+            scheduling_policy=core.config.scheduling_policy,
+        )
 
 
 def _say_how_it_goes(core: Scheduler, prompt: float, generated: float) -> None:

@@ -23,12 +23,15 @@ from services.scheduler.core.events import (
     ExecutorLost,
     Gateway,
     GatewayLost,
+    PinRequested,
+    PinsListed,
     RequestArrived,
     RequestDone,
     StepFinished,
     StepRefused,
     StreamsListed,
     Tick,
+    UnpinRequested,
 )
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
@@ -51,10 +54,13 @@ from shared.messages import (
     GatewayMessage,
     Heartbeat,
     Hello,
+    ListPins,
+    Pin,
     StepFailed,
     StepPlan,
     StepResult,
     Submit,
+    Unpin,
     Welcome,
 )
 from shared.metrics import REGISTRY, count_dropped, serve_metrics
@@ -117,7 +123,7 @@ class SchedulerServer:
             tasks.create_task(self._receive_steps())
             tasks.create_task(self._beat())
             tasks.create_task(self._tick())
-            tasks.create_task(report_every_so_often(self.core))
+            tasks.create_task(report_every_so_often(self.core, self.clock))
 
     # ----------------------------------------------------------------- the core's commands
 
@@ -180,6 +186,12 @@ class SchedulerServer:
                 self.handle(AttachRequested(now, gateway, message))
             case Done(request_id):
                 self.handle(RequestDone(now, gateway, request_id))
+            case Pin():
+                self.handle(PinRequested(now, gateway, message))
+            case Unpin():
+                self.handle(UnpinRequested(now, gateway, message))
+            case ListPins():
+                self.handle(PinsListed(now, gateway, message))
 
     def _welcome(self, gateway: Gateway) -> None:
         if self.executor is None:

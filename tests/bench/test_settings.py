@@ -68,7 +68,7 @@ def test_only_sampling_that_was_asked_for_is_sent():
         ("--request-rate nan", "--request-rate"),
         ("--burstiness 0", "--burstiness"),
         ("--random-range-ratio 1", "--random-range-ratio"),
-        ("--dataset-name D", "--dataset-name 'D': choose from A, B, C, random"),
+        ("--dataset-name D", "--dataset-name 'D': choose from A, B, C, L, random"),
         ("--dataset-name burstgpt", "burstgpt needs --dataset-path"),
         ("--goodput itl:5", "--goodput .*'itl:5': write ttft, tpot, e2el"),
         ("--goodput ttft", "--goodput ttft: 'ttft': write .*like ttft:200"),

@@ -66,7 +66,7 @@ def test_the_real_vocabulary_gives_the_known_requests(workload, count, seed, exp
     assert digest(build_workload(workload, count, seed, tokens, PARAGRAPHS)) == expected
 
 
-@pytest.mark.parametrize("workload", ["A", "B", "C"])
+@pytest.mark.parametrize("workload", ["A", "B", "C", "L"])
 def test_a_longer_run_begins_with_the_shorter_one(tmp_path, workload):
     tokens = tiny_tokens(tmp_path)
     longer = build_workload(workload, 5, 3, tokens, PARAGRAPHS)

@@ -17,7 +17,8 @@ NUM_GPU, NUM_CPU = 12, 7
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     make("llama", folder)
-    return {dtype: load(folder, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    models = {dtype: load(folder, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    return models | {torch.int8: load(folder, torch.bfloat16, kv_cache_dtype="int8")}
 
 
 def bits(pool):
@@ -46,7 +47,7 @@ MOVES = {
 
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("block_size", [1, 4, 16, 33, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, None])
 def test_blocks_named_arrive_and_the_others_stay(tiny, dtype, block_size, name):
     pools = poisoned(tiny[dtype] if dtype else ToyModel(), block_size)
     source, destination, pairs = MOVES[name]
@@ -67,11 +68,11 @@ def test_all_moves_of_a_kind_are_one_call_of_the_back_end(monkeypatch):
     assert calls == [[[1, 2], [1, 3], [5, 4]]]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_moves_against_blocks_in_a_list(tiny, seed):
     """A swap and copy walk over poisoned pools; the model is two lists of byte strings."""
     dice = random.Random(seed)
-    model = [tiny[torch.float32], tiny[torch.bfloat16], ToyModel()][seed % 3]
+    model = [*tiny.values(), ToyModel()][seed % 4]
     pools = poisoned(model, dice.choice([1, 3, 16, 64]))
     plain = {pool: [block.numpy().tobytes() for block in bits(getattr(pools, pool))]
              for pool in ("gpu", "cpu")}  # fmt: skip

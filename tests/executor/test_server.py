@@ -16,6 +16,7 @@ from shared.ids import Boot
 from shared.liveness import HEARTBEAT_S
 from shared.messages import PREVIOUS, Drain, Heartbeat, Move, StepFailed, StepResult
 from shared.settings import ExecutorSettings
+from tests.executor.model.tiny import make
 from tests.executor.plain_toy import toy_logits
 from tests.executor.plans import BOOT, plan, row
 from tests.executor.scheduler_side import ANSWERS_WITHIN_S, SchedulerSide
@@ -224,6 +225,30 @@ def test_a_model_that_breaks_while_loading_is_a_clear_error(tmp_path, monkeypatc
     settings = settings_for(tmp_path).model_copy(update={"model": str(tmp_path)})
     with pytest.raises(StartError, match="loading failed with RuntimeError: half a file"):
         Executor(settings).run()
+
+
+def test_the_toy_has_no_other_cache(tmp_path):
+    with pytest.raises(StartError, match=r"--kv-cache-dtype int8: the toy keeps tokens"):
+        Executor(settings_for(tmp_path, kv_cache_dtype="int8")).run()
+
+
+def test_a_cache_that_no_kernel_keeps_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "config.json").write_text("not even JSON")
+    settings = settings_for(tmp_path, kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(StartError, match=r"fp8_e4m3: this device keeps .* auto or bf16 or int8"):
+        Executor(settings.model_copy(update={"model": str(tmp_path)})).run()
+
+
+async def test_it_says_what_its_cache_stores_and_what_a_block_of_it_takes(tmp_path):
+    make("llama", tmp_path)  # 3 layers, 2 key-value heads of 16 numbers
+    settings = settings_for(tmp_path, kv_cache_dtype="int8")
+    settings = settings.model_copy(update={"model": str(tmp_path)})
+    async with running(settings) as (scheduler, _, _):
+        ready = await scheduler.adopt()
+        assert ready.kv_dtype == "int8"
+        assert ready.costs.block_bytes == 4 * (2 * 3 * 2) * (16 + 2)
+        (result,) = await scheduler.run(plan(row()))
+        assert isinstance(result, StepResult)
 
 
 # --------------------------------------------------------------------------- its own process

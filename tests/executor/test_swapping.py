@@ -21,7 +21,8 @@ NUM_BLOCKS = 48
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     make("llama", folder)
-    return {dtype: load(folder, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    models = {dtype: load(folder, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    return models | {torch.int8: load(folder, torch.bfloat16, kv_cache_dtype="int8")}
 
 
 class Watched:
@@ -72,7 +73,7 @@ CUTS = (0, 20, 29, 36, 37)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, None])
 def test_a_cache_that_left_and_came_back_gives_the_same_bits(tiny, dtype, block_size):
     model = tiny[dtype] if dtype else ToyModel()
     expected = never_moved(model, block_size, CUTS)
@@ -93,7 +94,7 @@ def test_a_cache_that_left_and_came_back_gives_the_same_bits(tiny, dtype, block_
     assert moved >= 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, None])
 def test_forks_that_copied_their_last_block_each_go_on_alone(tiny, dtype):
     """Copy-on-write of a prompt's partly filled block by three forks, in one plan."""
     model = tiny[dtype] if dtype else ToyModel()

@@ -18,7 +18,9 @@ from shared.messages import Heartbeat, StreamPosition, Submit
 from shared.settings import GatewaySettings
 from tests.gateway.scripted_scheduler import ScriptedScheduler
 
-QUICK = LinkTimes(beat_s=0.05, silent_s=1.0, lost_s=60.0)
+QUICK = LinkTimes(beat_s=0.05, silent_s=5.0, lost_s=60.0)
+PATIENT = LinkTimes(beat_s=0.5, silent_s=30.0)
+"""For very many streams: each beat asks again for all that has not come yet."""
 
 
 class _AnyPort(GatewaySettings):

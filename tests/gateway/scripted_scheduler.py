@@ -1,9 +1,9 @@
 """A scheduler that does what a test says, over a real socket and the real messages.
 
 By default it answers every request with the next of `script` (or "ok"). With `holds` it takes
-requests and leaves the rest to the test: `run`, `finish`. With `answer` it generates that text
-slowly (some tokens a heartbeat), and loses messages as `dice` say. Log-probabilities, where a
-request asks for them, are `places_of` token and position.
+requests and leaves the rest to the test: `run`, `finish`, and of prefixes `pinned`. With `answer`
+it generates that text slowly (some tokens a heartbeat), and loses messages as `dice` say.
+Log-probabilities, where a request asks for them, are `places_of` token and position.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from shared.errors import ErrorCode
@@ -29,11 +29,18 @@ from shared.messages import (
     GatewayMessage,
     Heartbeat,
     Hello,
+    KVBill,
+    ListPins,
+    Pin,
+    Pinned,
+    Pins,
     PositionLogprobs,
     Refused,
     Submit,
     TokenRun,
     Tokens,
+    Unpin,
+    Unpinned,
     Usage,
     Welcome,
 )
@@ -134,7 +141,10 @@ class ScriptedScheduler:
         self.script: deque[Script] = deque()
         self.received: list[GatewayMessage] = []
         self.logs: dict[RequestId, list[_Log]] = {}
+        self.pins: dict[RequestId, Pin] = {}
+        self.pin_refusal: Refused | None = None
         self.cached_tokens = 0
+        self.bill: KVBill | None = None
         self.answer: Callable[[Submit], bytes] | None = None
         self.dice: random.Random | None = None
         self._changed = asyncio.Condition()
@@ -201,7 +211,7 @@ class ScriptedScheduler:
     ) -> None:
         log = self.logs[request_id][index]
         length = len(log.token_ids)
-        usage = Usage(len(log.submit.prompt), length, self.cached_tokens)
+        usage = Usage(len(log.submit.prompt), length, self.cached_tokens, self.bill)
         log.finished = Finished(
             request_id, index, reason, length, usage, stop_token_id, error, code
         )
@@ -235,6 +245,28 @@ class ScriptedScheduler:
                 self.finish(message.request_id, FinishReason.STOP, message.sequence or 0)
             case Cancel() | Done():
                 self.logs.pop(message.request_id, None)
+            case Pin() if self.pin_refusal is not None:
+                self.send(replace(self.pin_refusal, request_id=message.pin_id))
+            case Pin():
+                self.pins[message.pin_id] = message
+                if not self.holds:
+                    self.send(self.pinned(message.pin_id))
+            case Unpin(pin_id):
+                known = self.pins.pop(pin_id, None)
+                code = ErrorCode.UNKNOWN_PREFIX
+                self.send(Unpinned(pin_id) if known else Refused(pin_id, code, "no such prefix"))
+            case ListPins(query_id, key_hash):
+                items = [self.pinned(pin.pin_id) for pin in self.pins.values()
+                         if pin.key_hash == key_hash]  # fmt: skip
+                self.send(Pins(query_id, tuple(items)))
+
+    def pinned(self, pin_id: RequestId, num_hits: int = 0) -> Pinned:
+        """What is said of a prefix: it is ready, unless this scheduler holds."""
+        pin = self.pins[pin_id]
+        num_tokens = len(pin.token_ids)
+        return Pinned(
+            pin_id, num_tokens, -(-num_tokens // 16), not self.holds, num_hits, pin.context
+        )
 
     def take(self, submit: Submit) -> None:
         """Answer a request as the script says."""

@@ -11,7 +11,7 @@ import pytest
 from shared.errors import ErrorCode
 from shared.messages import Cancel, CancelReason, Done, Refused, Submit
 from shared.sampling import FinishReason
-from tests.gateway.house import House, open_house, restart, usage
+from tests.gateway.house import PATIENT, House, open_house, restart, usage
 from tests.gateway.scripted_scheduler import EOS, Script
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
@@ -209,9 +209,10 @@ async def test_losses_of_any_choice_are_mended(house: House) -> None:
         assert texts == [said, *[f"{index}{said}" for index in range(1, 5)]]
 
 
-async def test_a_thousand_choices(house: House) -> None:
-    house.scheduler.script.extend([Script([f"<{number}>"]) for number in range(8)])
-    told = await streamed(house, PATH, prompt=["p"] * 8, n=128)
+async def test_a_thousand_choices(tmp_path) -> None:
+    async with open_house(tmp_path, times=PATIENT) as house:
+        house.scheduler.script.extend([Script([f"<{number}>"]) for number in range(8)])
+        told = await streamed(house, PATH, prompt=["p"] * 8, n=128)
     expected = [
         f"{str(i) * (i > 0)}<{number}>" for number in range(8) for i in range(128)
     ]  # fmt: skip

@@ -57,7 +57,8 @@ def test_every_code_of_a_refusal_has_a_status(code: ErrorCode) -> None:
     failure = failures.of_refusal(Refused("", code, "no", retry_after_s=7.0))
     assert 400 <= failure.status < 600
     assert failure.code == code.value
-    assert failure.headers == ({"Retry-After": "7"} if failure.status in (429, 503) else {})
+    said = {"Retry-After": "7"} if failure.status in (429, 503) else {}
+    assert failure.headers == ({"x-should-retry": "false"} if failure.status == 408 else said)
 
 
 async def test_a_full_queue_is_429_and_says_when_to_retry(house: House) -> None:
@@ -100,8 +101,10 @@ async def test_of_several_prompts_a_full_queue_says_to_send_fewer(house: House) 
 async def test_the_code_of_an_error_at_the_end_is_told(house, code, status, said) -> None:
     script = Script(["abc"], FinishReason.ERROR, error="why it ended", code=code)
     house.scheduler.script.extend([script, script])
-    answered, told = await house.post(PATH, prompt="Hi")
-    assert (answered, told["error"]["code"]) == (status, said)
+    async with house.http.post(house.url + PATH, json={"prompt": "Hi"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (status, said)
+        try_again = response.headers.get("x-should-retry")
+        assert try_again == ("false" if code is ErrorCode.DEADLINE else None)
     async with house.stream(PATH, prompt="Hi") as events:
         event, done = (await events.rest())[-2:]
     assert (event["error"]["code"], event["error"]["message"]) == (said, "why it ended")

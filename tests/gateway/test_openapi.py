@@ -17,6 +17,8 @@ PATHS = {
     "/v1/chat/completions": "post",
     "/tokenize": "post",
     "/detokenize": "post",
+    "/v1/prefixes": "post",
+    "/v1/prefixes/{id}": "get",
     "/v1/models": "get",
     "/v1/models/{model}": "get",
     "/version": "get",
@@ -45,7 +47,7 @@ async def test_every_path_is_there_and_answers(house: House) -> None:
     told = await document(house)
     assert {path: next(iter(item)) for path, item in told["paths"].items()} == PATHS
     for path, method in PATHS.items():
-        url = house.url + path.format(model="toy")
+        url = house.url + path.format(model="toy", id="prefix-none")
         async with house.http.request(method, url) as response:
             described = told["paths"][path][method]["responses"]
             assert str(response.status) in described

@@ -8,7 +8,7 @@ import pytest
 from shared.errors import ErrorCode
 from shared.messages import CancelReason, Done, Heartbeat, Refused, Submit
 from shared.sampling import FinishReason
-from tests.gateway.house import House, restart, text_of, usage
+from tests.gateway.house import PATIENT, House, open_house, restart, text_of, usage
 from tests.gateway.scripted_scheduler import Script
 
 PATH = "/v1/completions"
@@ -187,13 +187,14 @@ async def test_ids_of_very_many_choices_are_left_out(house, count, has_ids) -> N
         assert len(await events.rest()) == 2 * count
 
 
-async def test_a_thousand_prompts(house: House) -> None:
+async def test_a_thousand_prompts(tmp_path) -> None:
     """Each is answered with its own number; the stream is whole."""
-    house.scheduler.answer = lambda submit: bytes(submit.prompt) * 3
     prompts = [f"<{number}>" for number in range(1024)]
-    async with house.stream(PATH, prompt=prompts, max_tokens=100) as events:
-        told = await events.rest()
+    async with open_house(tmp_path, times=PATIENT) as house:
+        house.scheduler.answer = lambda submit: bytes(submit.prompt) * 3
+        async with house.stream(PATH, prompt=prompts, max_tokens=100) as events:
+            told = await events.rest()
+        await house.scheduler.until(lambda: not house.scheduler.logs, 60)
     assert texts_of(told[:-1], 1024) == [prompt * 3 for prompt in prompts]
     ends = [e["choices"][0]["index"] for e in told[:-1] if e["choices"][0]["finish_reason"]]
     assert sorted(ends) == list(range(1024))
-    await house.scheduler.until(lambda: not house.scheduler.logs)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from services.gateway import failures
 from services.gateway.answers import Answer
+from services.gateway.call import Call
 from services.gateway.generation import Generation
 from services.gateway.link import SchedulerLink
 from services.gateway.tokenizer import ToyTokenizer
@@ -22,6 +25,7 @@ from shared.messages import (
     Accepted,
     Finished,
     Heartbeat,
+    KVBill,
     PositionLogprobs,
     Refused,
     TokenRun,
@@ -29,17 +33,25 @@ from shared.messages import (
     Usage,
     Welcome,
 )
-from shared.sampling import FinishReason
+from shared.sampling import NO_DRAW, FinishReason
 from tests.fuzzing import many_cases
 from tests.gateway.scripted_scheduler import EOS, TOY_SHAPE
 from tests.gateway.telling import call_of, prompt_of
 from tests.scheduler.core.wild import gone_wild, on_the_wire, wild
+
+
+def beams_of(call: Call) -> Call:
+    sampling = replace(call.sampling, draw=NO_DRAW, use_beam_search=True)
+    return replace(call, sampling=sampling, priority=-1, deadline_s=60.0)
+
 
 CALLS = {
     "a": call_of(logprobs=1, echo=True, n=2, stop=["xy"]),
     "b": call_of("chat", logprobs=0),
     "c": call_of(stream=None, stop=["x"], returns_prompt_logprobs=True, logprobs=2),
     "d": call_of("chat", stream=None, n=2),
+    "e": beams_of(call_of(logprobs=1, n=2)),
+    "f": beams_of(call_of("chat", stream=None, n=3)),
 }
 PROMPT = prompt_of("Hi")
 NAMES = st.sampled_from(tuple(CALLS))
@@ -72,7 +84,7 @@ MESSAGES = (
             SMALL,
             st.sampled_from(FinishReason),
             st.integers(0, 6),
-            st.builds(Usage, SMALL, SMALL, SMALL),
+            st.builds(Usage, SMALL, SMALL, SMALL, st.none() | wild(KVBill)),
         )
     )
     | st.builds(Accepted, NAMES, st.integers(-1, 99))
@@ -124,15 +136,19 @@ async def told_by(generation: Generation) -> bytes:
     return heard.written
 
 
+def make_generation(call: Call, answer: Answer, link: SchedulerLink) -> Generation:
+    return Generation(call, answer, ToyTokenizer(), link, arrived_at=time.monotonic())
+
+
 async def all_told(messages: list[Any]) -> list[bytes]:
-    """What each of four clients has been told after these messages and a shutdown."""
+    """What each of six clients has been told after these messages and a shutdown."""
     with tempfile.TemporaryDirectory() as folder:
         link = SchedulerLink(f"ipc://{Path(folder)}/r", "toy", 512)
         try:
             generations = []
             for name, call in CALLS.items():
                 answer = Answer(call.endpoint, RequestId(name), "toy")
-                generations.append(Generation(call, answer, ToyTokenizer(), link))
+                generations.append(make_generation(call, answer, link))
                 await generations[-1].start([PROMPT], (EOS,))
             telling = [asyncio.create_task(told_by(one)) for one in generations]
             for message in messages:
@@ -167,7 +183,7 @@ def test_whatever_a_scheduler_says_every_client_gets_an_end(messages) -> None:
 
 
 def test_what_is_plausible_is_told_to_its_end() -> None:
-    """So the four clients are there, and what is sent reaches them."""
+    """So the six clients are there, and what is sent reaches them."""
     places = PositionLogprobs(-1.0, 1, (1, 2), (-1.0, -2.0))
     messages: list[Any] = []
     for name, call in CALLS.items():

@@ -12,6 +12,15 @@ from kernels.cpu.native.backend import NativeKernels
 from kernels.cpu.native.build import library as build
 from kernels.interface import Kernels
 
+KINDS: Final = {
+    "float32": (torch.float32, torch.float32),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float32 over bfloat16": (torch.float32, torch.bfloat16),
+    "float32 over int8": (torch.float32, torch.int8),
+    "bfloat16 over int8": (torch.bfloat16, torch.int8),
+}
+"""What native kernels compute in, and what their pools store."""
+
 LESSER_FLAGS: Final = ("-mno-avx512f",)
 
 

@@ -83,14 +83,31 @@ def pack(
     )
 
 
-def filled_pool(kernels: Kernels, drawn: Drawn, layer: int, *, poison: bool = True) -> Tensor:
+def poison(pool: Tensor) -> None:
+    """NaN everywhere: all ones are NaN in any float, also where an int8 pool has its scales."""
+    pool.view(torch.uint8).fill_(0xFF)
+
+
+def filled_pool(
+    kernels: Kernels,
+    drawn: Drawn,
+    layer: int,
+    *,
+    is_poisoned: bool = True,
+    kv_dtype: torch.dtype | None = None,
+) -> Tensor:
     """A pool with every sequence's keys and values in `layer`, NaN (or zero) everywhere else."""
     case = drawn.case
     shape = ModelShape(case.num_layers, case.heads, case.kv_heads, case.head_dim, 64, 100, 4096)
     pool = kernels.allocate_pool(
-        PoolSpec(shape, drawn.num_blocks, case.block_size, kernels.dtype, torch.device("cpu"))
+        PoolSpec(
+            *(shape, drawn.num_blocks, case.block_size, kv_dtype or kernels.dtype),
+            torch.device("cpu"),
+        )
     )
-    pool.fill_(float("nan") if poison else 0.0)
+    pool.zero_()
+    if is_poisoned:
+        poison(pool)
     for row, (keys, values) in enumerate(zip(drawn.keys, drawn.values, strict=True)):
         places = torch.arange(len(keys))
         blocks = drawn.batch.block_tables[row, places // case.block_size].long()

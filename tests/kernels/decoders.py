@@ -27,7 +27,9 @@ class Sizes:
     longest: int = 16_384
 
 
-def random_decoder(kernels: Kernels, sizes: Sizes = Sizes()) -> Llama:
+def random_decoder(
+    kernels: Kernels, sizes: Sizes = Sizes(), kv_dtype: torch.dtype | None = None
+) -> Llama:
     """The same weights for every back end of a dtype."""
     config = LlamaConfig(
         model_type="llama", hidden_size=sizes.hidden, intermediate_size=sizes.inner,
@@ -69,4 +71,4 @@ def random_decoder(kernels: Kernels, sizes: Sizes = Sizes()) -> Llama:
         else kernels.pack_vocabulary(normal(sizes.vocab, sizes.hidden).to(kernels.dtype)),
         inverse_frequencies=inverse_frequencies(config),
     )
-    return Llama(config, weights, kernels)
+    return Llama(config, weights, kernels, kv_dtype)

@@ -13,10 +13,10 @@ BLOCK_SIZES = (1, 3, 8, 16, 32)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}
 
 
-def largest_error(kernels: Kernels, drawn: Drawn, *, poison: bool = True) -> float:
+def largest_error(kernels: Kernels, drawn: Drawn, *, is_poisoned: bool = True) -> float:
     scale = drawn.case.head_dim**-0.5
     layer = drawn.case.num_layers - 1
-    pool = filled_pool(kernels, drawn, layer, poison=poison)
+    pool = filled_pool(kernels, drawn, layer, is_poisoned=is_poisoned)
     got = kernels.paged_attention(pool, layer, drawn.queries, drawn.batch, scale)
     assert got.shape == drawn.queries.shape
     assert got.dtype == drawn.queries.dtype

@@ -12,10 +12,11 @@ from kernels.reference import ReferenceKernels
 from services.executor.model.llama import Llama
 from tests.executor.model.teacher import Teacher, all_logits
 from tests.executor.model.tiny import random_prompts
-from tests.kernels.backends import NATIVE
+from tests.kernels.backends import KINDS, NATIVE
+from tests.kernels.batches import poison
 from tests.kernels.decoders import Sizes, random_decoder
 
-DTYPES = (torch.float32, torch.bfloat16)
+SIZES = Sizes()
 FORMS = {
     "odd sizes": Sizes(),
     "biases": Sizes(has_bias=True, tied=False),
@@ -32,6 +33,12 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def decoder_of(kind: str, backend: str = "native", sizes: Sizes = SIZES) -> Llama:
+    """A random decoder with weights and cache of a kind."""
+    dtype, kv_dtype = KINDS[kind]
+    return random_decoder(NATIVE[backend](dtype), sizes, kv_dtype)
 
 
 def whole(model: Llama, prompt: list[int], block_size: int = 16) -> Tensor:
@@ -71,13 +78,11 @@ def test_bfloat16_is_near_float32(backend: str) -> None:
         assert (got - wanted).norm() / wanted.norm() < 0.05
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", NATIVE)
 @pytest.mark.parametrize("chunk", [1, 3, 16, 100])
-def test_a_prompt_in_chunks_is_the_prompt_in_one_piece(
-    chunk: int, backend: str, dtype: torch.dtype
-) -> None:
-    model = random_decoder(NATIVE[backend](dtype))
+def test_a_prompt_in_chunks_is_the_prompt_in_one_piece(chunk: int, backend: str, kind: str) -> None:
+    model = decoder_of(kind, backend)
     (prompt,) = random_prompts(117, 530)
     wanted = whole(model, prompt)
     for block_size in (16, 3):
@@ -87,12 +92,10 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one_piece(
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", NATIVE)
-def test_a_row_is_the_same_alone_among_seven_and_among_sixty_four(
-    backend: str, dtype: torch.dtype
-) -> None:
-    model = random_decoder(NATIVE[backend](dtype))
+def test_a_row_is_the_same_alone_among_seven_and_among_sixty_four(backend: str, kind: str) -> None:
+    model = decoder_of(kind, backend)
     prompts = random_prompts(117, *(5 + 9 * n for n in range(64)))
     wanted = [whole(model, prompt) for prompt in prompts]
     for size in (7, 64):
@@ -107,22 +110,22 @@ def test_a_row_is_the_same_alone_among_seven_and_among_sixty_four(
                 assert torch.equal(answers[row], wanted[row][step - 3])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", NATIVE)
-def test_prompts_and_decoding_rows_mix(backend: str, dtype: torch.dtype) -> None:
-    model = random_decoder(NATIVE[backend](dtype))
+def test_prompts_and_decoding_rows_mix(backend: str, kind: str) -> None:
+    model = decoder_of(kind, backend)
     prompts = random_prompts(117, 400, 33, 300, 1, 90)
     for got, prompt in zip(all_logits(model, prompts, 16, decoded=25), prompts, strict=True):
         assert torch.equal(got, whole(model, prompt))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_prefix_that_another_row_has_computed(dtype: torch.dtype) -> None:
-    model = random_decoder(NativeKernels(dtype))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_that_another_row_has_computed(kind: str) -> None:
+    model = decoder_of(kind)
     (prompt,) = random_prompts(117, 320)
     wanted = whole(model, prompt)
     pool = model.allocate_pool(40, 16)
-    pool.fill_(float("nan"))
+    poison(pool)
     owner = torch.randperm(40, generator=torch.Generator().manual_seed(1)).int()[:20]
     model.forward(pool, one_row(prompt, 0, 320, owner))
     hit = torch.cat((owner[:18], torch.tensor([39, 38], dtype=torch.int32)))
@@ -146,10 +149,10 @@ def one_row(prompt: list[int], start: int, end: int, table: Tensor) -> PackedBat
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("threads")
-def test_the_same_on_any_number_of_threads(dtype: torch.dtype) -> None:
-    model = random_decoder(NativeKernels(dtype))
+def test_the_same_on_any_number_of_threads(kind: str) -> None:
+    model = decoder_of(kind)
     prompts = random_prompts(117, 600, 20, 1100)
     answers = []
     for count in (1, 2, 5):
@@ -159,9 +162,9 @@ def test_the_same_on_any_number_of_threads(dtype: torch.dtype) -> None:
     assert torch.equal(answers[0], answers[2])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_context_of_nine_thousand(dtype: torch.dtype) -> None:
-    model = random_decoder(NativeKernels(dtype), Sizes(layers=1, heads=2, kv_heads=1, head_dim=8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_of_nine_thousand(kind: str) -> None:
+    model = decoder_of(kind, sizes=Sizes(layers=1, heads=2, kv_heads=1, head_dim=8))
     (prompt,) = random_prompts(117, 9000)
     wanted = whole(model, prompt)
     teacher = Teacher(model, [prompt], 16)
@@ -171,16 +174,17 @@ def test_a_context_of_nine_thousand(dtype: torch.dtype) -> None:
     assert wanted.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_blocks_beyond_two_to_the_31st_number(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_beyond_two_to_the_31st_number(kind: str) -> None:
     """A pool of more numbers than int32 counts; only the pages of a few blocks are touched."""
-    model = random_decoder(NativeKernels(dtype))
+    model = decoder_of(kind)
     (prompt,) = random_prompts(117, 30)
-    block_numbers = model.kv_bytes_per_token * 16 // dtype.itemsize
+    block_numbers = model.kv_bytes_per_token * 16 // KINDS[kind][1].itemsize
     num_blocks = 2**31 // block_numbers + 10
     pool = model.allocate_pool(num_blocks, 16)
     table = torch.tensor([num_blocks - 1, num_blocks - 3], dtype=torch.int32)
-    pool[table.long()] = float("nan")
+    for block in table.tolist():
+        poison(pool[block])
     got = model.forward(pool, one_row(prompt, 0, 30, table))
     assert torch.equal(got, whole(model, prompt))
 
@@ -208,16 +212,17 @@ def test_a_token_that_is_nobody_is_refused() -> None:
         whole(model, [5, -1])
 
 
-def test_a_row_of_nan_ends_nobody_else() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_nan_ends_nobody_else(kind: str) -> None:
     """A NaN that one row has in its cache stays there."""
-    model = random_decoder(NativeKernels(torch.bfloat16))
+    model = decoder_of(kind)
     prompts = random_prompts(117, 40, 50)
     wanted = whole(model, prompts[1])
     pool = model.allocate_pool(8, 16)
     tables = torch.tensor([[0, 1, 2, 0], [3, 4, 5, 6]], dtype=torch.int32)
     for row, prompt in enumerate(prompts):
         model.forward(pool, one_row(prompt, 0, len(prompt) - 1, tables[row]))
-    pool[1] = float("nan")
+    poison(pool[1])
     ends = [len(prompt) - 1 for prompt in prompts]
     got = model.forward(
         pool,

@@ -60,7 +60,7 @@ def test_rotate_and_write(head_dim: int, block_size: int, dtype: torch.dtype, ba
     rotary = torch.cat((angles.cos(), angles.sin()), 1)
     written, returned = [], []
     for kernels in (BACKENDS[backend](dtype), ReferenceKernels(dtype)):
-        pool = filled_pool(kernels, drawn, 1, poison=False)
+        pool = filled_pool(kernels, drawn, 1, is_poisoned=False)
         returned.append(kernels.rotate_and_write(pool, 1, qkv, rotary, drawn.batch))
         written.append(pool)
     torch.testing.assert_close(returned[0], returned[1], **CLOSE[dtype])
@@ -87,7 +87,7 @@ def as_reference(pool: torch.Tensor, head_dim: int, together: int) -> torch.Tens
 def test_copied_blocks_hold_what_their_sources_held(backend: str) -> None:
     for kernels in (BACKENDS[backend](torch.float32), ReferenceKernels(torch.float32)):
         drawn = draw(Case(((200, 1),)), torch.float32)
-        gpu = filled_pool(kernels, drawn, 1, poison=False)
+        gpu = filled_pool(kernels, drawn, 1, is_poisoned=False)
         cpu = torch.zeros_like(gpu)
         before = gpu.clone()
         kernels.copy_blocks(gpu, cpu, torch.tensor([[3, 0], [1, 5]]))

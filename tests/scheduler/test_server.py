@@ -7,7 +7,9 @@ import pytest
 import structlog
 
 from services.scheduler.bystanders import REMIND_S
+from services.scheduler.gauges import SchedulerCollector
 from shared import codec
+from shared.errors import ErrorCode
 from shared.ids import Boot
 from shared.liveness import SILENCE_S
 from shared.messages import (
@@ -16,6 +18,7 @@ from shared.messages import (
     Done,
     Finished,
     Heartbeat,
+    Refused,
     StepPlan,
     StepResult,
     StreamPosition,
@@ -23,7 +26,7 @@ from shared.messages import (
     Welcome,
 )
 from shared.sampling import DrawParams, SamplingParams
-from tests.scheduler.world import READY, SUBMIT, hear, run_plan, say, until
+from tests.scheduler.world import READY, SUBMIT, World, hear, run_plan, say, until
 
 
 async def test_a_request_goes_through(world):
@@ -207,3 +210,34 @@ async def test_a_plan_too_long_for_a_message_ends_its_requests_and_nothing_else(
     for _ in range(2):
         await run_plan(executor)
     assert (await hear(gateway, Finished)).request_id == SUBMIT.request_id
+
+
+async def test_a_deadline_passes_before_there_is_any_executor(world):
+    gateway = await world.gateway()
+    await say(gateway, replace(SUBMIT, deadline_s=2.0))
+    await until(lambda: world.server.core.num_waiting == 1)
+    world.now += 2.1
+    refused = await hear(gateway, Refused)
+    assert (refused.request_id, refused.code) == ("cmpl-1", ErrorCode.DEADLINE)
+
+
+async def test_a_deadline_passes_while_an_executor_says_nothing(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    await say(gateway, replace(SUBMIT, deadline_s=2.0))
+    await hear(executor, StepPlan)
+    world.now += 2.1
+    finished = await hear(gateway, Finished)
+    assert (finished.reason, finished.code) == ("error", ErrorCode.DEADLINE)
+    names = {metric.name: metric for metric in SchedulerCollector(world.server).collect()}
+    assert names["splitflap:deadlines_passed"].samples[0].value == 1
+    assert names["splitflap:longest_wait_seconds"].samples[0].value == 0
+
+
+async def test_what_the_settings_say_reaches_the_core(tmp_path):
+    world = World(
+        tmp_path, scheduling_policy="priority", max_pinned_share=0.25, enable_kv_bill=True
+    )  # fmt: skip
+    config = world.server.core.config
+    await world.close()
+    assert (config.scheduling_policy, config.max_pinned_share) == ("priority", 0.25)
+    assert config.enable_kv_bill

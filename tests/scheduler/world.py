@@ -36,13 +36,13 @@ SUBMIT = Submit("cmpl-1", (65, 66, 67), SamplingParams(max_tokens=2, ignore_eos=
 class World:
     """A scheduler server, a clock that stands still, and peers that speak the protocol."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **settings):
         self.now = 100.0
         self._requests = f"ipc://{folder}/r"
         self._steps = f"ipc://{folder}/s"
         self._open = contextlib.ExitStack()
         self.server = SchedulerServer(
-            SchedulerSettings(),
+            SchedulerSettings(**settings),
             self._open.enter_context(Router("request", self._requests, TO_SCHEDULER)),
             self._open.enter_context(Router("step", self._steps, FROM_EXECUTOR)),
             clock=lambda: self.now,

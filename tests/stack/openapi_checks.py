@@ -6,7 +6,12 @@ from schemathesis import GenerationMode
 BETWEEN_FIELDS = (
     "max_tokens: must be at least 1 (0 only with echo or prompt_logprobs)",
     "above max_tokens",
-    "best_of: is ",  # below n, or above it in a stream
+    "best_of: is ",  # below n, or above it in a stream; not for beams
+    "is for beams",
+    "is not for beams",
+    "with use_beam_search",
+    "--scheduling-policy",  # a priority where there are none
+    "deadline_s of ",  # it passed
     "must be 1 at temperature 0",
     "at most 1024 in one request",  # prompts times their answers
     "max_completion_tokens: is ",

@@ -409,7 +409,8 @@ def test_tokens_and_logprobs_of_a_stream_are_those_of_the_whole(server):
     [
         ({"n": 129}, "n"), ({"n": 2, "temperature": 0}, "n"),
         ({"best_of": 2, "stream": True}, "best_of"), ({"max_tokens": 0}, "max_tokens"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stop": "x"}, "stop"), ({"length_penalty": 2}, "length_penalty"),
+        ({"priority": 1}, "priority"), ({"deadline_s": 0}, "deadline_s"),
         ({"suffix": "x"}, "suffix"), ({"logprobs": 21}, "logprobs"), ({"top_p": 0}, "top_p"),
         ({"logit_bias": {"1": 101}}, "logit_bias"), ({"presence_penalty": 3}, "presence_penalty"),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),

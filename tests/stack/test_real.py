@@ -1,11 +1,12 @@
 """The real processes with the real model."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
-from tests.stack.client import complete, stream
+from tests.stack.client import complete, post, stream
 from tests.stack.stack import start, until
 
 pytestmark = [pytest.mark.stack, pytest.mark.model]
@@ -49,6 +50,23 @@ def test_the_official_client_reads_its_stream(real):
     assert "Paris" in "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert chunks[-1].usage.completion_tokens > 4
+
+
+def test_its_likeliest_answers_make_sense_too(real):
+    """Three beams; all of them know the capital, and none says what another one says."""
+    beams = {"use_beam_search": True, "n": 3, "max_tokens": 30, "logprobs": True}
+    status, _, text = post(real, "/v1/chat/completions", FRANCE | beams)
+    assert status == 200, text
+    choices = json.loads(text)["choices"]
+    said = [choice["message"]["content"] for choice in choices]
+    assert all("Paris" in answer for answer in said), said
+    assert len(set(said)) == 3
+    scores = [
+        sum(token["logprob"] for token in content) / len(content)
+        for content in (choice["logprobs"]["content"] for choice in choices)
+    ]
+    assert scores == sorted(scores, reverse=True)
+    until(real.is_idle, "idle")
 
 
 def test_it_gives_way_and_comes_back(real):

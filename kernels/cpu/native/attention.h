@@ -1,22 +1,14 @@
-// Paged attention. A pool's (block, layer, head) tile holds keys, then values:
-//   keys    [head_dim / PAIR][block_size][PAIR]   token-minor: one load is one pair of LANES tokens
-//   values  [block_size / PAIR][head_dim][PAIR]   or [block_size][head_dim] if the size is odd
+// Paged attention over a pool's tiles (pool.h).
 //
 // Keys are worked through in segments of SEGMENT tokens, counted from the sequence's start. A
 // segment gives sums, a maximum and a total weight; segments are folded together first to last.
 // This is the same for one query or many, on one thread or on several.
 #pragma once
 
-#include "product.h"
+#include "pool.h"
 
 constexpr int SEGMENT = 256;
 constexpr int TILE_QUERIES = 24;  // queries times heads of a group, where there are many queries
-
-struct Pool {
-    void* memory;
-    int64_t block_stride, layer_stride, head_stride;  // elements
-    int64_t block_size;
-};
 
 struct Batch {
     const int64_t* token_ids;
@@ -38,35 +30,6 @@ struct Heads {
     int64_t group() const { return heads / kv_heads; }
     int64_t padded() const { return round_up(head_dim, 2 * LANES); }
 };
-
-template <class E>
-int64_t value_pair(int64_t block_size) { return block_size % PAIR<E> == 0 ? PAIR<E> : 1; }
-
-template <class E>
-E* tile_of(const Pool& pool, int64_t layer, int64_t block, int64_t head) {
-    return (E*)pool.memory + block * pool.block_stride + layer * pool.layer_stride +
-           head * pool.head_stride;
-}
-
-template <class E>
-E narrow(float x) {
-    if constexpr (PAIR<E> == 1) return x;
-    E all[LANES];
-    put(all, fill(x));
-    return all[0];
-}
-
-template <class E>
-void write_token(const Pool& pool, int64_t layer, int64_t slot, int64_t head, int64_t head_dim,
-                 const E* key, const E* value) {
-    const int64_t size = pool.block_size, offset = slot % size, pair = value_pair<E>(size);
-    E* keys = tile_of<E>(pool, layer, slot / size, head);
-    E* values = keys + size * head_dim;
-    for (int64_t d = 0; d < head_dim; d += PAIR<E>)
-        memcpy(keys + (d / PAIR<E> * size + offset) * PAIR<E>, key + d, 4);
-    values += offset / pair * head_dim * pair + offset % pair;
-    for (int64_t d = 0; d < head_dim; d++) values[d * pair] = value[d];
-}
 
 // A head turned by its token's position: `rotary` is head_dim/2 cosines, then as many sines.
 template <class E>
@@ -91,12 +54,13 @@ struct Group {  // the parts of one query
     int64_t token, head, first_part, num_parts;
 };
 
-template <class E>
+template <class E, class S>
 struct Attention : Phase {
     Heads heads;
     Pool pool;
     Batch batch;
     int64_t layer;
+    int64_t window;  // tokens that a query sees, itself included; 0: all before it
     const Item* items;
     int64_t num_items;
     const E* queries;     // [tokens][heads][head_dim], or null: then
@@ -113,13 +77,15 @@ struct Attention : Phase {
     }
 
     struct Scratch {
-        E *queries, *weights, *keys, *values, *last_values;
-        float *scores, *made, *sums, *largest, *totals, *largest_here, *totals_here;
+        E *queries, *weights;
+        S *keys, *values, *last_values;
+        float *key_scales, *value_scales, *scores, *made, *sums, *largest, *totals, *largest_here, *totals_here;
         int64_t bytes;
 
         Scratch(const Heads& heads, char* memory) {
             const int64_t rows = most_queries(heads) * heads.group(), padded = heads.padded();
             const int64_t beyond = 4 * LANES * PAIR<E>;  // a load past the last column
+            const int64_t scales = IS_SCALED<S> ? SEGMENT : 0;
             char* at = memory;
             auto take = [&](auto*& pointer, int64_t count) {
                 pointer = (std::remove_reference_t<decltype(pointer)>)at;
@@ -130,6 +96,8 @@ struct Attention : Phase {
             take(keys, SEGMENT * heads.head_dim + beyond);
             take(values, SEGMENT * heads.head_dim + beyond);
             take(last_values, LANES * heads.head_dim + beyond);
+            take(key_scales, scales);
+            take(value_scales, scales);
             take(scores, rows * SEGMENT);
             take(made, rows * padded);
             take(sums, rows * padded);
@@ -149,9 +117,12 @@ struct Attention : Phase {
         const int64_t group = heads.group(), padded = heads.padded(), D = heads.head_dim;
         const int rows = (int)(item.num_queries * group);
         fetch_queries(item, mine);
-        for (int r = 0; r < rows; r++) mine.largest[r] = -INFINITY;
-        const int seen_by_first = seen(item, 0);
-        for (int segment = item.first_segment; segment < item.end_segment; segment++) {
+        for (int r = 0; r < rows; r++) {
+            mine.largest[r] = -INFINITY;
+            mine.totals[r] = 0;
+        }
+        const int first_segment = std::max(item.first_segment, first_seen(seen(item, 0)) / SEGMENT);
+        for (int segment = first_segment; segment < item.end_segment; segment++) {
             const int start = segment * SEGMENT;
             const int count = std::min(SEGMENT, seen(item, (int)item.num_queries - 1) - start);
             Places at = places(item, mine, start, count);
@@ -163,9 +134,10 @@ struct Attention : Phase {
                 score<4>(mine, at, rows);
             else
                 score<2>(mine, at, rows);
+            if constexpr (IS_SCALED<S>) fetch_scales(item, mine, start, count);
             for (int r = 0; r < rows; r++) {
-                const int valid = std::min(count, seen_by_first + r / (int)group - start);
-                if (valid > 0) weigh(mine, r, valid, count);
+                const Span span = span_of(item, r, start, count);
+                if (span.first < span.end) weigh(mine, r, span, count);
             }
             for (int64_t column = 0; column < D; column += 4 * LANES) {
                 if (D - column > 2 * LANES)
@@ -174,7 +146,8 @@ struct Attention : Phase {
                     add_columns<2>(mine, at, rows, column);
             }
             for (int r = 0; r < rows; r++) {
-                if (seen_by_first + r / (int)group - start <= 0) continue;
+                const Span span = span_of(item, r, start, count);
+                if (span.first >= span.end) continue;
                 fold(mine.sums + r * padded, mine.largest[r], mine.totals[r], mine.made + r * padded,
                      mine.largest_here[r], mine.totals_here[r], D, heads.scale);
             }
@@ -199,6 +172,20 @@ struct Attention : Phase {
         return batch.context_lengths[item.row] - row_tokens + item.first_query + query + 1;
     }
 
+    // The first key that a query sees which sees none after the `seen` first.
+    int first_seen(int seen) const {
+        return window ? (int)std::max<int64_t>(0, seen - window) : 0;
+    }
+
+    struct Span {  // of a segment's `count` keys, those that a row sees
+        int first, end;
+    };
+
+    Span span_of(const Item& item, int row, int start, int count) const {
+        const int end = seen(item, row / (int)heads.group());
+        return {std::max(0, first_seen(end) - start), std::min(count, end - start)};
+    }
+
     // The item's queries, turned if they are not; a row's only token is also written here, as no
     // other item reads it.
     void fetch_queries(const Item& item, const Scratch& mine) const {
@@ -217,26 +204,21 @@ struct Attention : Phase {
         const bool sees_itself = item.end_segment * SEGMENT >= batch.context_lengths[item.row];
         if (!queries && is_alone && sees_itself)
             write_turned(heads, pool, layer, batch.slots[first], item.head, qkv + first * qkv_stride,
-                         rotary + first * D, mine.values);
+                         rotary + first * D, (float*)mine.values);
     }
 
     static void write_turned(const Heads& heads, const Pool& pool, int64_t layer, int64_t slot,
-                             int64_t head, const float* qkv, const float* rotary, E* room) {
+                             int64_t head, const float* qkv, const float* rotary, float* key) {
         const int64_t D = heads.head_dim;
-        E *key = room, *value = room + D;
         rotate(qkv + (heads.heads + head) * D, rotary, key, D);
-        const float* v = qkv + (heads.heads + heads.kv_heads + head) * D;
-        for (int64_t d = 0; d < D; d += LANES) {
-            const int count = (int)std::min<int64_t>(D - d, LANES);
-            put_first(value + d, load_first(v + d, count), count);
-        }
-        write_token<E>(pool, layer, slot, head, D, key, value);
+        const float* value = qkv + (heads.heads + heads.kv_heads + head) * D;
+        write_token<E, S>(pool, layer, slot, head, D, (const float*)key, value);
     }
 
     struct Places {  // of a segment's groups of LANES tokens
-        const E *keys[SEGMENT / LANES], *values[SEGMENT / LANES];
-        const E* soon[SEGMENT / LANES];  // keys wanted after this segment
-        const E* const* next = nullptr;  // `soon`, if there are any
+        const S *keys[SEGMENT / LANES], *values[SEGMENT / LANES];
+        const S* soon[SEGMENT / LANES];  // keys wanted after this segment
+        const S* const* next = nullptr;  // `soon`, if there are any
         int64_t key_step;
         int groups;
     };
@@ -259,16 +241,16 @@ struct Attention : Phase {
                 at.values[g] = mine.values + g * LANES * D;
                 continue;
             }
-            const E* tile = tile_of<E>(pool, layer, table[token / size], item.head);
+            const S* tile = tile_of<S>(pool, layer, table[token / size], item.head);
             at.keys[g] = tile + offset * PAIR<E>;
-            at.values[g] = tile + (size + offset) * D;
+            at.values[g] = tile + half_tile<S>(size, D) + offset * D;
         }
         const int last = count % LANES;  // tokens of the last group: what follows may be NaN
         if (last) {
-            const E* from = at.values[at.groups - 1];
+            const S* from = at.values[at.groups - 1];
             const int64_t whole = last / PAIR<E> * PAIR<E> * D;
-            memcpy(mine.last_values, from, whole * sizeof(E));
-            memset((void*)(mine.last_values + whole), 0, (LANES * D - whole) * sizeof(E));
+            memcpy(mine.last_values, from, whole * sizeof(S));
+            memset((void*)(mine.last_values + whole), 0, (LANES * D - whole) * sizeof(S));
             if (last % PAIR<E>)
                 for (int64_t d = 0; d < D; d++)
                     mine.last_values[whole + d * PAIR<E>] = from[whole + d * PAIR<E>];
@@ -284,7 +266,7 @@ struct Attention : Phase {
         const int last = batch.context_lengths[item.row] - 1;
         for (int g = 0; g < at.groups; g++) {
             const int64_t token = std::min(start + g * LANES, last);
-            at.soon[g] = tile_of<E>(pool, layer, table[token / pool.block_size], item.head) +
+            at.soon[g] = tile_of<S>(pool, layer, table[token / pool.block_size], item.head) +
                          token % pool.block_size / LANES * LANES * heads.head_dim;
         }
         at.next = at.soon;
@@ -295,13 +277,29 @@ struct Attention : Phase {
         const int64_t D = heads.head_dim, size = pool.block_size, pair = value_pair<E>(size);
         for (int64_t i = 0; i < count; i++) {
             const int64_t offset = (start + i) % size;
-            const E* keys = tile_of<E>(pool, layer, table[(start + i) / size], head);
-            const E* values = keys + size * D + offset / pair * D * pair + offset % pair;
+            const S* keys = tile_of<S>(pool, layer, table[(start + i) / size], head);
+            const S* values =
+                keys + half_tile<S>(size, D) + offset / pair * D * pair + offset % pair;
             for (int64_t d = 0; d < D; d += PAIR<E>)
                 memcpy(mine.keys + (d / PAIR<E> * SEGMENT + i) * PAIR<E>,
-                       keys + (d / PAIR<E> * size + offset) * PAIR<E>, 4);
-            E* to = mine.values + i / PAIR<E> * D * PAIR<E> + i % PAIR<E>;
+                       keys + (d / PAIR<E> * size + offset) * PAIR<E>, PAIR<E> * sizeof(S));
+            S* to = mine.values + i / PAIR<E> * D * PAIR<E> + i % PAIR<E>;
             for (int64_t d = 0; d < D; d++) to[d * PAIR<E>] = values[d * pair];
+        }
+    }
+
+    // Scales of a segment's keys and values, one after the other.
+    void fetch_scales(const Item& item, const Scratch& mine, int start, int count) const {
+        const int64_t D = heads.head_dim, size = pool.block_size;
+        const int32_t* table = batch.tables + item.row * batch.table_stride;
+        const int at_once = size % LANES ? 1 : LANES;
+        for (int i = 0; i < count; i += at_once) {
+            const int64_t offset = (start + i) % size;
+            const S* keys = tile_of<S>(pool, layer, table[(start + i) / size], item.head);
+            const bf16* key = scales_of(keys, size, D) + offset;
+            const bf16* value = scales_of(keys + half_tile<S>(size, D), size, D) + offset;
+            put_first(mine.key_scales + i, load_first(key, at_once), at_once);
+            put_first(mine.value_scales + i, load_first(value, at_once), at_once);
         }
     }
 
@@ -311,46 +309,59 @@ struct Attention : Phase {
         const int64_t D = heads.head_dim;
         const int at_once = even_rows(rows, MOST_ROWS<E, TILES>);
         for (int g = 0; g < at.groups; g += TILES) {
-            const E *tiles[TILES], *soon[TILES];
+            const S *tiles[TILES], *soon[TILES];
             for (int t = 0; t < TILES; t++) {
                 tiles[t] = at.keys[std::min(g + t, at.groups - 1)];
                 soon[t] = at.values[std::min(g + t, at.groups - 1)];
             }
             for (int r = 0; r < rows; r += at_once) {
                 const int count = std::min(at_once, rows - r);
-                tiles_kernel<E, TILES>(count)(mine.queries + r * D, D, tiles, at.key_step,
+                tiles_kernel<E, S, TILES>(count)(mine.queries + r * D, D, tiles, at.key_step,
                                               (int)(D / PAIR<E>), r == 0 ? soon : nullptr,
                                               mine.scores + r * SEGMENT + g * LANES, SEGMENT);
             }
         }
     }
 
-    // Scores of one row to weights, with their maximum and their sum.
-    void weigh(const Scratch& mine, int row, int valid, int count) const {
-        const float* scores = mine.scores + row * SEGMENT;
+    // Scores of one row to weights, with their maximum and their sum; keys outside its span weigh
+    // nothing. Where values are scaled, a weight takes its value's scale with it.
+    void weigh(const Scratch& mine, int row, Span span, int count) const {
+        float* scores = mine.scores + row * SEGMENT;
         E* weights = mine.weights + row * SEGMENT;
-        const int whole = valid / LANES, rest = valid % LANES;
+        const int first = span.first / LANES, end = (span.end + LANES - 1) / LANES;
         Floats most = fill(-INFINITY), sum = zeros();
-        for (int g = 0; g < whole; g++) most = larger(most, load(scores + g * LANES));
-        const Ints mask = first_lanes(rest);
-        if (rest) most = larger(most, choose(mask, load(scores + whole * LANES), fill(-INFINITY)));
+        for (int g = first; g < end; g++) {
+            Floats score = load(scores + g * LANES);
+            if constexpr (IS_SCALED<S>) {
+                score = score * load(mine.key_scales + g * LANES);
+                store(scores + g * LANES, score);
+            }
+            if (!is_within(span, g)) score = choose(lanes_of(span, g), score, fill(-INFINITY));
+            most = larger(most, score);
+        }
         const float largest = max_lanes(most);
         const Floats top = fill(largest), factor = fill(heads.scale * LOG2_E);
-        for (int g = 0; g < whole; g++) {
-            const Floats weight = exp2_of((load(scores + g * LANES) - top) * factor);
+        for (int g = 0; g < first; g++) put(weights + g * LANES, zeros());
+        for (int g = first; g < end; g++) {
+            Floats weight = exp2_of((load(scores + g * LANES) - top) * factor);
+            if (!is_within(span, g)) weight = choose(lanes_of(span, g), weight, zeros());
             sum = sum + weight;
+            if constexpr (IS_SCALED<S>) {
+                weight = weight * load(mine.value_scales + g * LANES);
+                if (!is_within(span, g)) weight = choose(lanes_of(span, g), weight, zeros());
+            }
             put(weights + g * LANES, weight);
         }
-        int done = whole;
-        if (rest) {
-            Floats weight = exp2_of((load(scores + done * LANES) - top) * factor);
-            weight = choose(mask, weight, zeros());
-            sum = sum + weight;
-            put(weights + done++ * LANES, weight);
-        }
-        for (; done * LANES < count; done++) put(weights + done * LANES, zeros());
+        for (int g = end; g * LANES < count; g++) put(weights + g * LANES, zeros());
         mine.largest_here[row] = largest;
         mine.totals_here[row] = sum_lanes(sum);
+    }
+
+    static bool is_within(Span span, int group) {
+        return span.first <= group * LANES && (group + 1) * LANES <= span.end;
+    }
+    static Ints lanes_of(Span span, int group) {
+        return first_lanes(span.end - group * LANES) & ~first_lanes(span.first - group * LANES);
     }
 
     // Weights times values, for some columns of them.
@@ -360,7 +371,7 @@ struct Attention : Phase {
         const int at_once = even_rows(rows, MOST_ROWS<E, TILES>);
         for (int r = 0; r < rows; r += at_once) {
             const int count = std::min(at_once, rows - r);
-            groups_kernel<E, TILES>(count)(mine.weights + r * SEGMENT, SEGMENT, at.values,
+            groups_kernel<E, S, TILES>(count)(mine.weights + r * SEGMENT, SEGMENT, at.values,
                                            at.groups, column, heads.head_dim * PAIR<E>,
                                            LANES / PAIR<E>, r == 0 ? at.next : nullptr,
                                            mine.made + r * padded, padded);
@@ -403,9 +414,9 @@ struct Attention : Phase {
 };
 
 // Queries whose segments were attended to apart: fold them in order.
-template <class E>
+template <class E, class S>
 struct Merge : Phase {
-    const Attention<E>* attention;
+    const Attention<E, S>* attention;
     const Group* groups;
     int64_t num_groups;
 
@@ -419,7 +430,7 @@ struct Merge : Phase {
             float* first = attention->parts + (whole.first_part * group + g) * (padded + 2);
             for (int64_t p = 1; p < whole.num_parts; p++) {
                 const float* part = first + p * group * (padded + 2);
-                Attention<E>::fold(first, first[padded], first[padded + 1], part, part[padded],
+                Attention<E, S>::fold(first, first[padded], first[padded + 1], part, part[padded],
                                    part[padded + 1], heads.head_dim, heads.scale);
             }
             attention->finish(first, first[padded + 1], whole.token, whole.head * group + g);

@@ -1,7 +1,7 @@
 """The native CPU back end: products, attention and whole decoder steps in C++.
 
-Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size * head_dim]`; what a tile holds is in
-`attention.h`.
+Its pool is `[num_blocks, num_layers, kv_heads, 2, block_size * head_dim]`, int8 two bytes more a
+token; what a tile holds is in `pool.h`.
 """
 
 import ctypes
@@ -21,12 +21,16 @@ from kernels.interface import (
     PackedBatch,
     PoolSpec,
     Vocabulary,
+    vector_elements,
 )
 from kernels.reference import rotate
 from shared.geometry import ModelShape
 
 _BEYOND: Final = 256
 """Elements past a pool's end that a load of its last tile may touch."""
+
+_NUMBERS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""`Numbers` of `pool.h`."""
 
 _arena: Final = Arena()
 
@@ -42,16 +46,19 @@ class NativeKernels:
         Raises: NotBuilt if there is none.
         """
         self.dtype = dtype
+        self.kv_dtypes = tuple(dict.fromkeys((dtype, torch.bfloat16, torch.int8)))
+        self.has_windows = True
         self._native = library.native() if native is None else native
         self._is_bf16 = int(dtype == torch.bfloat16)
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool, not touched."""
-        shape = (spec.num_blocks, spec.shape.num_layers, spec.shape.num_kv_heads, 2)
-        count = torch.Size(shape).numel() * spec.block_size * spec.shape.head_dim
+        size = spec.block_size * vector_elements(spec.shape.head_dim, spec.dtype)
+        shape = (spec.num_blocks, spec.shape.num_layers, spec.shape.num_kv_heads, 2, size)
+        count = torch.Size(shape).numel()
         memory = torch.empty(count + _BEYOND, dtype=spec.dtype)
         advise_huge_pages(memory)
-        return memory[:count].view(*shape, spec.block_size * spec.shape.head_dim)
+        return memory[:count].view(shape)
 
     def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
         """Another pool: all is main memory."""
@@ -80,16 +87,24 @@ class NativeKernels:
         )  # fmt: skip
 
     def paged_attention(
-        self, pool: Tensor, layer: int, queries: Tensor, batch: PackedBatch, scale: float
+        self,
+        pool: Tensor,
+        layer: int,
+        queries: Tensor,
+        batch: PackedBatch,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Attend through the block table, threads taking rows and heads as they come free."""
-        _check(pool, queries, batch)
+        check_queries(pool, queries, self.dtype)
+        _check_batch(batch)
         queries = queries.contiguous()
         attended = torch.empty_like(queries)
         _, heads, head_dim = queries.shape
         outcome = self._native.splitflap_attend(
             self._is_bf16, _pool(pool, head_dim), layer, _batch(batch), heads, pool.shape[2],
-            head_dim, scale, queries.data_ptr(), attended.data_ptr(), torch.get_num_threads(),
+            head_dim, scale, window or 0, queries.data_ptr(), attended.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
         _raise_if_failed(outcome, len(queries))
         return attended
@@ -239,6 +254,7 @@ class NativeStep:
             struct.post_norm = layer.post_norm.data_ptr()
             struct.qkv, struct.output = _matrix(layer.qkv), _matrix(layer.output)
             struct.gate_up, struct.down = _matrix(layer.gate_up), _matrix(layer.down)
+            struct.window = layer.window or 0
         self._decoder = library.Decoder(
             is_bf16=is_bf16,
             num_layers=shape.num_layers,
@@ -279,7 +295,8 @@ def _matrix(module: Linear | Vocabulary) -> library.Matrix:
 
 def _pool(pool: Tensor, head_dim: int) -> library.Pool:
     blocks, layers, heads = pool.stride()[:3]
-    return library.Pool(pool.data_ptr(), blocks, layers, heads, pool.shape[4] // head_dim)
+    block_size = pool.shape[4] // vector_elements(head_dim, pool.dtype)
+    return library.Pool(pool.data_ptr(), blocks, layers, heads, block_size, _NUMBERS[pool.dtype])
 
 
 def _batch(batch: PackedBatch) -> library.Batch:
@@ -289,12 +306,6 @@ def _batch(batch: PackedBatch) -> library.Batch:
         batch.block_tables.data_ptr(), batch.block_tables.stride(0), len(batch.context_lengths),
         len(batch.token_ids), batch.logit_tokens.data_ptr(), len(batch.logit_tokens),
     )  # fmt: skip
-
-
-def _check(pool: Tensor, queries: Tensor, batch: PackedBatch) -> None:
-    """What native code cannot check for itself. Raises: ValueError saying what is wrong."""
-    check_queries(pool, queries)
-    _check_batch(batch)
 
 
 def _check_batch(batch: PackedBatch) -> None:

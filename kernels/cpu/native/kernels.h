@@ -1,4 +1,5 @@
-// The innermost loops: a few rows of inputs against a few tiles of LANES outputs.
+// The innermost loops: a few rows of inputs against a few tiles of LANES outputs. Inputs are E,
+// weights are stored as S: E itself, or a smaller type that is widened on the way.
 //
 // Every sum is one chain in the order of its inputs, whatever the number of rows and tiles, so a
 // row's result does not depend, bit by bit, on the rows beside it.
@@ -17,9 +18,9 @@ constexpr int MOST_ROWS = SUMS<E> / TILES;
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-template <class E, int ROWS, int TILES>
-INLINE void multiply(const E* a, int64_t a_stride, const E* const (&tiles)[TILES], int64_t step,
-                     int steps, const E* const (&next)[TILES], bool fetches,
+template <class E, class S, int ROWS, int TILES>
+INLINE void multiply(const E* a, int64_t a_stride, const S* const (&tiles)[TILES], int64_t step,
+                     int steps, const S* const (&next)[TILES], bool fetches,
                      Floats (&sums)[ROWS][TILES]) {
     // A pointer for three rows: a pointer each would be more than there are registers.
     const E* thirds[(ROWS + 2) / 3];
@@ -30,7 +31,7 @@ INLINE void multiply(const E* a, int64_t a_stride, const E* const (&tiles)[TILES
     for (int k = 0; k < steps; k++) {
         Floats weights[TILES];
         UNROLL for (int t = 0; t < TILES; t++) {
-            weights[t] = load_as<Floats>(tiles[t] + k * step);
+            weights[t] = load_weights<E>(tiles[t] + k * step);
             if (fetches) __builtin_prefetch(next[t] + k * step, 0, 2);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
@@ -43,20 +44,20 @@ INLINE void multiply(const E* a, int64_t a_stride, const E* const (&tiles)[TILES
 
 // out[row][tile * LANES ..] = rows of `a` times tiles that lie anywhere, `step` elements from one
 // input (pair) to the next; asks memory for `next`, tiles that will be wanted soon, if there are.
-template <class E, int ROWS, int TILES>
-void multiply_tiles(const E* a, int64_t a_stride, const E* const* tiles, int64_t step, int steps,
-                    const E* const* next, float* out, int64_t out_stride) {
+template <class E, class S, int ROWS, int TILES>
+void multiply_tiles(const E* a, int64_t a_stride, const S* const* tiles, int64_t step, int steps,
+                    const S* const* next, float* out, int64_t out_stride) {
     Floats sums[ROWS][TILES];
-    const E *from[TILES], *soon[TILES];
+    const S *from[TILES], *soon[TILES];
     UNROLL for (int t = 0; t < TILES; t++) {
         from[t] = tiles[t];
         soon[t] = next ? next[t] : nullptr;
         UNROLL for (int r = 0; r < ROWS; r++) sums[r][t] = zeros();
     }
     if (next)
-        multiply<E, ROWS, TILES>(a, a_stride, from, step, steps, soon, true, sums);
+        multiply<E, S, ROWS, TILES>(a, a_stride, from, step, steps, soon, true, sums);
     else
-        multiply<E, ROWS, TILES>(a, a_stride, from, step, steps, soon, false, sums);
+        multiply<E, S, ROWS, TILES>(a, a_stride, from, step, steps, soon, false, sums);
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int t = 0; t < TILES; t++) store(out + r * out_stride + t * LANES, sums[r][t]);
 }
@@ -64,23 +65,23 @@ void multiply_tiles(const E* a, int64_t a_stride, const E* const* tiles, int64_t
 // out[row][column] = rows of `a` times groups of `steps` inputs, one after the other in `groups`;
 // each group holds all its columns side by side. While it works on a group it asks memory for the
 // lines from `next[group]` on, as many as it reads, if there are any.
-template <class E, int ROWS, int TILES>
-void multiply_groups(const E* a, int64_t a_stride, const E* const* groups, int num_groups,
-                     int64_t column, int64_t step, int steps, const E* const* next, float* out,
+template <class E, class S, int ROWS, int TILES>
+void multiply_groups(const E* a, int64_t a_stride, const S* const* groups, int num_groups,
+                     int64_t column, int64_t step, int steps, const S* const* next, float* out,
                      int64_t out_stride) {
     Floats sums[ROWS][TILES];
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int t = 0; t < TILES; t++) sums[r][t] = zeros();
     for (int g = 0; g < num_groups; g++, a += steps * PAIR<E>) {
-        const E *tiles[TILES], *soon[TILES];
+        const S *tiles[TILES], *soon[TILES];
         UNROLL for (int t = 0; t < TILES; t++) {
             tiles[t] = groups[g] + (column + t * LANES) * PAIR<E>;
             soon[t] = next ? next[g] + (column + t * LANES) * PAIR<E> : nullptr;
         }
         if (next)
-            multiply<E, ROWS, TILES>(a, a_stride, tiles, step, steps, soon, true, sums);
+            multiply<E, S, ROWS, TILES>(a, a_stride, tiles, step, steps, soon, true, sums);
         else
-            multiply<E, ROWS, TILES>(a, a_stride, tiles, step, steps, soon, false, sums);
+            multiply<E, S, ROWS, TILES>(a, a_stride, tiles, step, steps, soon, false, sums);
     }
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int t = 0; t < TILES; t++)
@@ -88,30 +89,30 @@ void multiply_groups(const E* a, int64_t a_stride, const E* const* groups, int n
 }
 
 // The same for any number of rows up to MOST_ROWS, picked from a table.
-template <class E>
-using TilesKernel = void (*)(const E*, int64_t, const E* const*, int64_t, int, const E* const*,
+template <class E, class S>
+using TilesKernel = void (*)(const E*, int64_t, const S* const*, int64_t, int, const S* const*,
                              float*, int64_t);
-template <class E>
-using GroupsKernel = void (*)(const E*, int64_t, const E* const*, int, int64_t, int64_t, int,
-                              const E* const*, float*, int64_t);
+template <class E, class S>
+using GroupsKernel = void (*)(const E*, int64_t, const S* const*, int, int64_t, int64_t, int,
+                              const S* const*, float*, int64_t);
 
-template <class E, int TILES, int... R>
-INLINE TilesKernel<E> tiles_kernel(int rows, std::integer_sequence<int, R...>) {
-    static constexpr TilesKernel<E> table[] = {multiply_tiles<E, R + 1, TILES>...};
+template <class E, class S, int TILES, int... R>
+INLINE TilesKernel<E, S> tiles_kernel(int rows, std::integer_sequence<int, R...>) {
+    static constexpr TilesKernel<E, S> table[] = {multiply_tiles<E, S, R + 1, TILES>...};
     return table[rows - 1];
 }
-template <class E, int TILES>
-INLINE TilesKernel<E> tiles_kernel(int rows) {
-    return tiles_kernel<E, TILES>(rows, std::make_integer_sequence<int, MOST_ROWS<E, TILES>>{});
+template <class E, class S, int TILES>
+INLINE TilesKernel<E, S> tiles_kernel(int rows) {
+    return tiles_kernel<E, S, TILES>(rows, std::make_integer_sequence<int, MOST_ROWS<E, TILES>>{});
 }
-template <class E, int TILES, int... R>
-INLINE GroupsKernel<E> groups_kernel(int rows, std::integer_sequence<int, R...>) {
-    static constexpr GroupsKernel<E> table[] = {multiply_groups<E, R + 1, TILES>...};
+template <class E, class S, int TILES, int... R>
+INLINE GroupsKernel<E, S> groups_kernel(int rows, std::integer_sequence<int, R...>) {
+    static constexpr GroupsKernel<E, S> table[] = {multiply_groups<E, S, R + 1, TILES>...};
     return table[rows - 1];
 }
-template <class E, int TILES>
-INLINE GroupsKernel<E> groups_kernel(int rows) {
-    return groups_kernel<E, TILES>(rows, std::make_integer_sequence<int, MOST_ROWS<E, TILES>>{});
+template <class E, class S, int TILES>
+INLINE GroupsKernel<E, S> groups_kernel(int rows) {
+    return groups_kernel<E, S, TILES>(rows, std::make_integer_sequence<int, MOST_ROWS<E, TILES>>{});
 }
 
 // Rows at a time so that as few as possible are left over: 32 rows by 12 are 11, 11 and 10.

@@ -22,11 +22,11 @@ class Matrix(Structure):
 
 
 class Pool(Structure):
-    """Where a pool's tiles lie; strides in elements."""
+    """Where a pool's tiles lie, and what they hold; strides in elements."""
 
     _fields_: ClassVar = [
         ("memory", c_void_p), ("block_stride", c_int64), ("layer_stride", c_int64),
-        ("head_stride", c_int64), ("block_size", c_int64),
+        ("head_stride", c_int64), ("block_size", c_int64), ("numbers", c_int64),
     ]  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Layer(Structure):
     _fields_: ClassVar = [
         ("input_norm", c_void_p), ("post_norm", c_void_p),
         ("qkv", Matrix), ("output", Matrix), ("gate_up", Matrix), ("down", Matrix),
+        ("window", c_int64),
     ]  # fmt: skip
 
 
@@ -85,7 +86,7 @@ _FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
     "splitflap_attend": (
         c_int,
         [c_int64, POINTER(Pool), c_int64, POINTER(Batch), c_int64, c_int64, c_int64, c_double,
-         c_void_p, c_void_p, c_int],
+         c_int64, c_void_p, c_void_p, c_int],
     ),
     "splitflap_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]),
     "splitflap_write": (

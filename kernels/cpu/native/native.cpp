@@ -27,6 +27,16 @@ auto with_type(int64_t is_bf16, F function) {
     return is_bf16 ? function(bf16{}) : function(float{});
 }
 
+// The type that numbers are multiplied as, and the one that a pool stores them as. A pool of bfloat16
+// or int8 goes with either; one of float32 with float32.
+template <class F>
+auto with_types(int64_t is_bf16, const Pool& pool, F function) {
+    if (pool.numbers == INT8)
+        return is_bf16 ? function(bf16{}, int8_t{}) : function(float{}, int8_t{});
+    if (is_bf16) return function(bf16{}, bf16{});
+    return pool.numbers == BFLOAT16 ? function(float{}, bf16{}) : function(float{}, float{});
+}
+
 enum Outcome : int { DONE = 0, NO_MEMORY = 1 };
 
 }  // namespace
@@ -59,10 +69,10 @@ void splitflap_pack(int64_t is_bf16, const void* weight, int64_t outputs, int64_
 
 int splitflap_step(const Decoder* decoder, const Pool* pool, const Batch* batch, float* logits,
                    int threads) {
-    return with_type(decoder->is_bf16, [&](auto element) -> int {
+    return with_types(decoder->is_bf16, *pool, [&](auto element, auto stored) -> int {
         try {
             Turn turn(threads);
-            Step<decltype(element)> step(turn.team, workspace, work, *decoder, *pool, *batch);
+            Step<decltype(element), decltype(stored)> step(turn.team, workspace, work, *decoder, *pool, *batch);
             return step.run(logits) ? DONE : NO_MEMORY;
         } catch (const std::bad_alloc&) {
             return NO_MEMORY;
@@ -98,23 +108,25 @@ void splitflap_rows(int64_t is_bf16, const Matrix* matrix, const int64_t* ids, i
 
 int splitflap_attend(int64_t is_bf16, const Pool* pool, int64_t layer, const Batch* batch,
                      int64_t num_heads, int64_t kv_heads, int64_t head_dim, double scale,
-                     const void* queries, void* attended, int threads) {
-    return with_type(is_bf16, [&](auto element) -> int {
+                     int64_t window, const void* queries, void* attended, int threads) {
+    return with_types(is_bf16, *pool, [&](auto element, auto stored) -> int {
         using E = decltype(element);
+        using S = decltype(stored);
         try {
             Turn turn(threads);
             const Heads heads{num_heads, kv_heads, head_dim, (float)scale};
             work.list(*batch, heads, turn.team.members());
-            Attention<E> attention;
+            Attention<E, S> attention;
             attention.heads = heads;
             attention.pool = *pool;
             attention.batch = *batch;
             attention.layer = layer;
+            attention.window = window;
             attention.items = work.items.data();
             attention.num_items = (int64_t)work.items.size();
             attention.queries = (const E*)queries;
             attention.attended = (E*)attended;
-            attention.scratch_bytes = typename Attention<E>::Scratch(heads, nullptr).bytes;
+            attention.scratch_bytes = typename Attention<E, S>::Scratch(heads, nullptr).bytes;
             workspace.begin();
             workspace.plan(attention.parts, work.num_parts * heads.group() * (heads.padded() + 2));
             workspace.plan(attention.scratch, attention.scratch_bytes * turn.team.members());
@@ -123,7 +135,7 @@ int splitflap_attend(int64_t is_bf16, const Pool* pool, int64_t layer, const Bat
             attention.parts = (float*)(memory + (int64_t)attention.parts);
             attention.scratch = memory + (int64_t)attention.scratch;
             turn.team.run(attention);
-            Merge<E> merge;
+            Merge<E, S> merge;
             merge.attention = &attention;
             merge.groups = work.groups.data();
             merge.num_groups = (int64_t)work.groups.size();
@@ -139,15 +151,16 @@ int splitflap_attend(int64_t is_bf16, const Pool* pool, int64_t layer, const Bat
 void splitflap_write(int64_t is_bf16, const Pool* pool, int64_t layer, int64_t kv_heads,
                      int64_t head_dim, const void* keys, const void* values, const int64_t* slots,
                      int64_t tokens, int threads) {
-    with_type(is_bf16, [&](auto element) {
+    with_types(is_bf16, *pool, [&](auto element, auto stored) {
         using E = decltype(element);
+        using S = decltype(stored);
         Turn turn(threads);
         run_each(turn.team, tokens, 16, [&](int64_t first, int64_t end) {
             for (int64_t i = first; i < end; i++)
                 for (int64_t head = 0; head < kv_heads; head++) {
                     const int64_t at = (i * kv_heads + head) * head_dim;
-                    write_token(*pool, layer, slots[i], head, head_dim, (const E*)keys + at,
-                                (const E*)values + at);
+                    write_token<E, S>(*pool, layer, slots[i], head, head_dim, (const E*)keys + at,
+                                      (const E*)values + at);
                 }
         });
     });

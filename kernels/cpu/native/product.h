@@ -149,7 +149,7 @@ struct Product : Phase {
         alignas(64) float made[MOST * 2 * LANES];
         for (int64_t row = first_row; row < end_row; row += at_once) {
             const int count = (int)std::min<int64_t>(at_once, end_row - row);
-            tiles_kernel<E, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<E>, steps,
+            tiles_kernel<E, E, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<E>, steps,
                                       soon, made, 2 * LANES);
             soon = nullptr;
             keep(unit, row, count, made);

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#include <type_traits>
+#if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include <arm_neon.h>
@@ -35,6 +36,7 @@ typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 struct bf16 {
     uint16_t bits;
@@ -107,6 +109,15 @@ INLINE Floats load(const float* at) { return load_as<Floats>(at); }
 INLINE Floats load(const bf16* at) {
     return (Floats)(__builtin_convertvector(load_as<Halves>(at), Words) << 16);
 }
+INLINE Floats load(const int8_t* at) {
+#if defined(__AVX512F__)  // compilers make sixteen conversions of what is one
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(at)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+#else
+    return __builtin_convertvector(__builtin_convertvector(load_as<Bytes>(at), Ints), Floats);
+#endif
+}
 INLINE void put(float* at, Floats v) { store(at, v); }
 INLINE void put(bf16* at, Floats v) {
 #if defined(__AVX512BF16__)
@@ -150,6 +161,26 @@ INLINE Floats dot(Floats sums, Floats inputs, Floats weights) {
         const Floats low = (Floats)((Words)inputs << 16) * (Floats)((Words)weights << 16);
         const Floats high = (Floats)((Words)inputs & 0xffff0000u);
         return sums + low + high * (Floats)((Words)weights & 0xffff0000u);
+#endif
+    }
+}
+
+// Weights as `dot<E>` takes them, from numbers stored as E or smaller. Whole numbers up to 256, so
+// all of int8, are exact in bfloat16.
+template <class E, class S>
+INLINE Floats load_weights(const S* at) {
+    if constexpr (std::is_same_v<E, S>) {
+        return load_as<Floats>(at);
+    } else if constexpr (PAIR<E> == 1) {
+        return load(at);
+    } else {
+#if defined(__AVX512BF16__)
+        return (Floats)_mm512_cvtne2ps_pbh((__m512)load(at + LANES), (__m512)load(at));
+#else
+        const Ints pairs = (Ints)__builtin_convertvector(load_as<Halves>(at), Words);
+        const Words low = (Words)__builtin_convertvector(pairs << 24 >> 24, Floats);
+        const Words high = (Words)__builtin_convertvector(pairs << 16 >> 24, Floats);
+        return (Floats)(low >> 16 | (high & 0xffff0000u));
 #endif
     }
 }

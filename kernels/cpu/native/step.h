@@ -11,6 +11,7 @@
 struct Layer {
     const float *input_norm, *post_norm;
     Matrix qkv, output, gate_up, down;
+    int64_t window;  // tokens that a query sees, itself included; 0: all before it
 };
 
 struct Decoder {
@@ -105,7 +106,7 @@ void run_each(Team& team, int64_t count, int64_t at_once, F function) {
     team.run(Each<F>(count, at_once, function));
 }
 
-template <class E>
+template <class E, class S>
 class Step {
   public:
     Step(Team& team, Workspace& space, Work& work, const Decoder& decoder, const Pool& pool,
@@ -118,7 +119,7 @@ class Step {
         work.list(batch, heads_, team.members());
         const int64_t attended_wide = decoder.heads * decoder.head_dim;
         const int64_t rows = std::max(tokens_, batch.num_logits);
-        scratch_bytes_ = typename Attention<E>::Scratch(heads_, nullptr).bytes;
+        scratch_bytes_ = typename Attention<E, S>::Scratch(heads_, nullptr).bytes;
         auto all = [&](auto each) {
             each(residual_, rows * wide_);
             each(chosen_residual_, batch.num_logits * wide_);
@@ -218,11 +219,12 @@ class Step {
     void attend(int64_t layer) {
         run_each(team_, (int64_t)work_.prompt_tokens.size(), 4,
                  [&](int64_t first, int64_t end) { write(layer, first, end); });
-        Attention<E> attention;
+        Attention<E, S> attention;
         attention.heads = heads_;
         attention.pool = pool_;
         attention.batch = batch_;
         attention.layer = layer;
+        attention.window = decoder_.layers[layer].window;
         attention.items = work_.items.data();
         attention.num_items = (int64_t)work_.items.size();
         attention.queries = nullptr;
@@ -234,7 +236,7 @@ class Step {
         attention.scratch = scratch_;
         attention.scratch_bytes = scratch_bytes_;
         team_.run(attention);
-        Merge<E> merge;
+        Merge<E, S> merge;
         merge.attention = &attention;
         merge.groups = work_.groups.data();
         merge.num_groups = (int64_t)work_.groups.size();
@@ -243,10 +245,10 @@ class Step {
 
     // Keys and values of prompt tokens [first, end) of the list into the pool.
     void write(int64_t layer, int64_t first, int64_t end) {
-        std::vector<E> room(2 * heads_.head_dim + LANES);
+        std::vector<float> room(heads_.head_dim + LANES);
         for (int64_t i = first; i < end; i++)
             for (int64_t head = 0, token = work_.prompt_tokens[i]; head < heads_.kv_heads; head++)
-                Attention<E>::write_turned(heads_, pool_, layer, batch_.slots[token], head,
+                Attention<E, S>::write_turned(heads_, pool_, layer, batch_.slots[token], head,
                                            qkv_ + token * qkv_wide_,
                                            rotary_ + token * heads_.head_dim, room.data());
     }

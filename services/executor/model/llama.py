@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.interface import DecoderWeights, Kernels, PackedBatch, PoolSpec
+from kernels.interface import DecoderWeights, Kernels, PackedBatch, PoolSpec, token_bytes
 from services.executor.model.config import LlamaConfig
 from services.executor.model.layers import rotary_rows
 
@@ -11,12 +11,20 @@ from services.executor.model.layers import rotary_rows
 class Llama:
     """A decoder of the Llama family. The residual stream is float32, whatever the dtype."""
 
-    def __init__(self, config: LlamaConfig, weights: DecoderWeights, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`kv_dtype` is one of the back end's, its own dtype if it is None."""
         self.config = config
         self.shape = config.shape
         self.eos_token_ids = config.eos_token_ids
-        self.kv_dtype = str(kernels.dtype).removeprefix("torch.")
-        self.kv_bytes_per_token = self.shape.bytes_per_token(kernels.dtype.itemsize)
+        self._kv_dtype = kv_dtype or kernels.dtype
+        self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
+        self.kv_bytes_per_token = token_bytes(self.shape, self._kv_dtype)
         self._weights = weights
         self._kernels = kernels
         self._eps = config.rms_norm_eps
@@ -38,7 +46,7 @@ class Llama:
 
     def _pool_spec(self, num_blocks: int, block_size: int) -> PoolSpec:
         device = self._weights.final_norm.device
-        return PoolSpec(self.shape, num_blocks, block_size, self._kernels.dtype, device)
+        return PoolSpec(self.shape, num_blocks, block_size, self._kv_dtype, device)
 
     @torch.inference_mode()
     def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
@@ -56,7 +64,9 @@ class Llama:
         for index, layer in enumerate(weights.layers):
             hidden = kernels.add_rms_norm(residual, delta, layer.input_norm, eps)
             queries = kernels.rotate_and_write(pool, index, layer.qkv(hidden), rotary, batch)
-            attended = kernels.paged_attention(pool, index, queries, batch, self._scale).flatten(1)
+            attended = kernels.paged_attention(
+                pool, index, queries, batch, self._scale, layer.window
+            ).flatten(1)
             if index == last:  # from here on, only tokens whose logits are wanted
                 attended, residual = attended[batch.logit_tokens], residual[batch.logit_tokens]
             delta = layer.output(attended)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import DecoderLayer, DecoderWeights, Kernels, Linear, Vocabulary
-from kernels.select import select_kernels
+from kernels.select import select_kernels, select_kv_dtype
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
 from services.executor.model.layers import inverse_frequencies
@@ -46,17 +46,28 @@ class Tensors(Protocol):
 
 
 def load_model(
-    source: ModelSource, dtype: torch.dtype, device: torch.device, progress: Progress
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    kv_cache_dtype: str = "auto",
 ) -> Llama:
     """Load the model of `source`; `progress` hears "loading weights 41 %".
 
-    Raises: StartError naming the file, tensor or field that is missing, wrong or not supported.
+    Raises: StartError naming the file, tensor or field that is missing, wrong or not supported, or
+        the device or a dtype that there are no kernels for.
     """
-    return load_onto(select_kernels(device, dtype), source, progress)
+    kernels = select_kernels(device, dtype)
+    return load_onto(kernels, source, progress, select_kv_dtype(kernels, kv_cache_dtype))
 
 
-def load_onto(kernels: Kernels, source: ModelSource, progress: Progress) -> Llama:
-    """Load the model of `source` onto a back end.
+def load_onto(
+    kernels: Kernels,
+    source: ModelSource,
+    progress: Progress,
+    kv_dtype: torch.dtype | None = None,
+) -> Llama:
+    """Load the model of `source` onto a back end, with keys and values in `kv_dtype` or its own.
 
     Peak memory stays near the size of the weights in its dtype: every tensor is converted by
     pieces and packed before the next is read.
@@ -66,7 +77,7 @@ def load_onto(kernels: Kernels, source: ModelSource, progress: Progress) -> Llam
         config, tensors = open_model(source, files)
         _check_shapes(tensors.shapes, expected_shapes(config), config.tied, str(source.path))
         weights = _Loading(config, tensors, kernels, progress).weights()
-    return Llama(config, weights, kernels)
+    return Llama(config, weights, kernels, kv_dtype)
 
 
 def open_model(source: ModelSource, files: ExitStack) -> tuple[LlamaConfig, Tensors]:

@@ -30,14 +30,14 @@ class MachineCosts:
     """Two rates: of moving blocks between the pools, and of computing a prompt."""
 
     def __init__(self, costs: Costs, counters: Counters) -> None:
-        self._block_bytes = costs.block_bytes
+        self.block_bytes = costs.block_bytes
         self._counters = counters
         self.copy_bytes_per_s = costs.copy_bytes_per_s
         self.prefill_tokens_per_s = costs.prefill_tokens_per_s
 
     def estimate(self, num_blocks: int, num_tokens: int) -> Estimate:
         """Of `num_blocks` moved out and in again, or `num_tokens` computed again."""
-        moved = 2 * num_blocks * self._block_bytes
+        moved = 2 * num_blocks * self.block_bytes
         return Estimate(
             moved / self.copy_bytes_per_s if self.copy_bytes_per_s > 0 else None,
             num_tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s > 0 else None,
@@ -48,7 +48,7 @@ class MachineCosts:
         moves = len(sent.plan.swap_out) + len(sent.plan.swap_in)
         actual_s = self._counters.preemption_actual_s
         if moves and timings.swap_s > 0:
-            rate = moves * self._block_bytes / timings.swap_s
+            rate = moves * self.block_bytes / timings.swap_s
             self.copy_bytes_per_s = _moved(self.copy_bytes_per_s, rate)
             actual_s[PreemptionMode.SWAP] += timings.swap_s
         if not timings.forward_s > 0:

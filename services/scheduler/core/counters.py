@@ -28,7 +28,11 @@ class Counters:
         prefix_cache_hits: how many of them were there.
         preemption_estimated_s: seconds that giving way was expected to cost, where that is known.
         preemption_actual_s: seconds that moves and recomputed tokens took.
+        pins_taken: prefixes that were pinned; refused ones by their ErrorCode.
+        pins_dropped: prefixes that could not be computed, or kept when an executor came back.
+        pin_hits: requests whose first start found tokens of a pinned prefix.
         reports_ignored: parts of a result about sequences that had no row in its plan.
+        deadlines_passed: requests that were ended, or refused before a model was known, for it.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
 
@@ -47,6 +51,10 @@ class Counters:
     prefix_cache_hits: int = 0
     preemption_estimated_s: dict[PreemptionMode, float] = field(default_factory=_no_seconds)
     preemption_actual_s: dict[PreemptionMode, float] = field(default_factory=_no_seconds)
+    pins_taken: int = 0
+    pins_refused: Counter[str] = field(default_factory=Counter)
+    pins_dropped: int = 0
+    pin_hits: int = 0
     plans_sent: int = 0
     plans_finished: int = 0
     plans_refused: int = 0
@@ -55,6 +63,7 @@ class Counters:
     results_dropped: int = 0
     reports_ignored: int = 0
     executor_losses: int = 0
+    deadlines_passed: int = 0
     resent_runs: int = 0
 
     @property

@@ -1,7 +1,4 @@
-"""How the sequences of a request grow: what to ask of a step, and when an answer ends one.
-
-`Beam(width)` belongs here too; a request holds one `Decoding` and asks no further.
-"""
+"""How the sequences of a request grow: what to ask of a step, and when an answer ends one."""
 
 from typing import Protocol
 
@@ -9,7 +6,7 @@ from services.scheduler.core.sequence import Sequence
 from shared import messages
 from shared.ids import Ids, SequenceId
 from shared.messages import PREVIOUS
-from shared.sampling import SamplingParams
+from shared.sampling import SamplingParams, num_beam_top
 
 
 class Decoding(Protocol):
@@ -22,9 +19,19 @@ class Decoding(Protocol):
         """Whether `token_id`, as the `num_generated`-th generated token, ends its sequence."""
 
 
-def decoding_of(params: SamplingParams, eos_token_ids: Ids) -> Decoding:
+def decoding_of(params: SamplingParams, eos_token_ids: Ids, vocab_size: int) -> Decoding:
     """The way these parameters ask for."""
-    return Nothing() if params.max_tokens == 0 else Sample(params, eos_token_ids)
+    if params.max_tokens == 0:
+        return Nothing()
+    stop_ids = stop_ids_of(params, eos_token_ids)
+    return (
+        Beam(params, stop_ids, vocab_size) if params.use_beam_search else Sample(params, stop_ids)
+    )
+
+
+def stop_ids_of(params: SamplingParams, eos_token_ids: Ids) -> frozenset[int]:
+    """The tokens that end a sequence."""
+    return frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)))
 
 
 class Nothing:
@@ -42,14 +49,11 @@ class Nothing:
 class Sample:
     """Each of n sequences grows by one draw a step; the first is drawn n times from one prompt."""
 
-    def __init__(self, params: SamplingParams, eos_token_ids: Ids) -> None:
+    def __init__(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
         self._params = params
         self._needs_history = params.draw.needs_history
         self._min_tokens = params.min_tokens
-        stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids.update(eos_token_ids)
-        self._stop_ids = frozenset(stop_ids)
+        self._stop_ids = stop_ids
         self._banned = tuple(sorted(stop_ids))
         self._free_asks: dict[SequenceId, tuple[messages.Sample, ...]] = {}
 
@@ -85,3 +89,24 @@ class Sample:
     def stops(self, num_generated: int, token_id: int) -> bool:
         """True for eos (unless ignored) and the stop ids, after `min_tokens` others."""
         return token_id in self._stop_ids and num_generated > self._params.min_tokens
+
+
+class Beam:
+    """Beams draw nothing: each asks for the likeliest tokens, and beams.py does the rest."""
+
+    def __init__(self, params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
+        self.stop_ids = stop_ids
+        self.num_top = min(num_beam_top(params, len(stop_ids)), vocab_size)
+        self._min_tokens = params.min_tokens
+
+    def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
+        """The likeliest tokens, of the raw distribution: those that would stop too early as well.
+
+        So many are asked for that, whatever stops, enough are left.
+        """
+        ask = messages.Sample(sequence.sequence_id, 0, 0, None, num_top=self.num_top)
+        return (ask,)
+
+    def stops(self, num_generated: int, token_id: int) -> bool:
+        """True for eos (unless ignored) and the stop ids, after `min_tokens` others."""
+        return token_id in self.stop_ids and num_generated > self._min_tokens

@@ -4,10 +4,14 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from services.scheduler.core.beams import Beams
+from services.scheduler.core.bill import Bill
 from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
+from services.scheduler.core.deadlines import Deadlines
 from services.scheduler.core.decoding import decoding_of
 from services.scheduler.core.endings import Endings
 from services.scheduler.core.events import (
@@ -42,21 +46,28 @@ class Desk:
         book: Book,
         steps: Steps,
         endings: Endings,
+        beams: Beams,
         streams: Streams,
         outbox: Outbox,
         counters: Counters,
         queue_limits: QueueLimits,
+        num_pinned: Callable[[], int],
+        sequence_ids: Iterator[SequenceId],
     ) -> None:
+        """`num_pinned` says how many blocks are kept for pinned prefixes now."""
         self._book = book
         self._steps = steps
         self._endings = endings
+        self._beams = beams
         self._streams = streams
         self._outbox = outbox
         self._counters = counters
         self._limits: Limits | None = None
         self._queue_limits = queue_limits
+        self._num_pinned = num_pinned
         self._lobby = Lobby()
-        self._last_sequence_id = 0
+        self._deadlines = Deadlines(book, self._lobby, endings, outbox, counters)
+        self._sequence_ids = sequence_ids
 
     @property
     def num_unchecked(self) -> int:
@@ -73,6 +84,10 @@ class Desk:
         """Prompt tokens of these."""
         return self._book.num_queued_tokens + self._lobby.num_tokens
 
+    def longest_wait_s(self, at: float) -> float:
+        """Seconds for which somebody has waited, or been swapped out, by now: the most."""
+        return max(self._book.longest_wait_s(at), self._lobby.longest_wait_s(at))
+
     def opened(self, limits: Limits, at: float) -> None:
         """An executor says what it can take: everybody who is here is checked against that."""
         is_new = limits != self._limits
@@ -81,12 +96,14 @@ class Desk:
             for request in list(self._book):
                 if request.is_live:
                     self._check_again(request, limits, at)
+        self._deadlines.tick(at)
         for event in self._lobby.empty():
             self._admit(event, limits)
 
     def tick(self, at: float) -> None:
-        """Time passes: the speed of the queue is measured."""
+        """Time passes: the speed of the queue is measured, and who is late ends."""
         self._queue_limits.tick(at, self._book.num_dequeued)
+        self._deadlines.tick(at)
 
     # ----------------------------------------------------------------- arrivals
 
@@ -116,12 +133,13 @@ class Desk:
             )
         elif self._limits is None:
             self._lobby.enter(event)
+            self._deadlines.tick_lobby(event.at)
         else:
             self._admit(event, self._limits)
 
     def _why_full(self, submit: Submit, at: float) -> str:
         """Why the queue has no room for it; "" if it has, as for every resubmitted request."""
-        self.tick(at)
+        self._queue_limits.tick(at, self._book.num_dequeued)
         if submit.resubmitted:
             return ""
         return self._queue_limits.refusal(
@@ -130,8 +148,10 @@ class Desk:
 
     def _admit(self, event: RequestArrived, limits: Limits) -> None:
         submit = event.submit
+        if submit.sampling.use_beam_search:  # no beam is resubmitted: the search begins again
+            submit = replace(submit, generated=())
         try:
-            max_tokens = check_submit(submit, limits)
+            max_tokens = check_submit(submit, limits.beside(self._num_pinned()))
         except RequestError as error:
             self._counters.requests_refused[error.code] += 1
             self._refuse(event.gateway, submit.request_id, error.code, error.message, error.param)
@@ -141,14 +161,17 @@ class Desk:
             gateway=event.gateway,
             arrival=event.at - submit.age_s,
             max_tokens=max_tokens,
-            decoding=decoding_of(submit.sampling, limits.eos_token_ids),
+            decoding=decoding_of(submit.sampling, limits.eos_token_ids, limits.vocab_size),
             sequences=self._new_sequences(submit),
+            bill=Bill() if limits.config.enable_kv_bill else None,
         )
         request.last_heard = event.at
+        self._beams.begin(request)
         self._book.add(request)
         self._counters.requests_accepted += 1
         self._streams.accepted(request)
         self._end_what_is_over(request, event.at)
+        self._deadlines.check(request, event.at)
         if request.is_live:
             self._steps.prepare(request)
 
@@ -163,12 +186,11 @@ class Desk:
         prompt = submit.prompt[:-1] if only_scores else submit.prompt
         sequences = []
         for index in range(submit.sampling.n):
-            self._last_sequence_id += 1
             is_resumed = index < len(submit.generated)
             so_far = submit.generated[index] if is_resumed else GeneratedSequence(())
             sequences.append(
                 Sequence(
-                    SequenceId(self._last_sequence_id),
+                    next(self._sequence_ids),
                     index,
                     prompt,
                     so_far.token_ids,
@@ -179,7 +201,7 @@ class Desk:
 
     def _end_what_is_over(self, request: Request, at: float) -> None:
         """End what its tokens end (of a resumed stream, or with max_tokens 0), or its gateway."""
-        for sequence in request.live_sequences:
+        for sequence in request.live_answers:
             finish = self._endings.due(request, sequence)
             if sequence.index < len(request.submit.generated):
                 told = request.submit.generated[sequence.index].finish
@@ -192,19 +214,23 @@ class Desk:
         """The model or the pool has changed under a live request."""
         so_far = [
             GeneratedSequence(tuple(sequence.generated), logprobs=tuple(sequence.logprobs))
-            for sequence in request.live_sequences
+            for sequence in request.live_answers
         ]
         try:
-            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), limits)
+            beside_pins = limits.beside(self._num_pinned())
+            max_tokens = check_submit(replace(request.submit, generated=tuple(so_far)), beside_pins)
         except RequestError as error:
             message = f"the executor that came back cannot go on with this: {error.message}"
             self._endings.end_all(request, Finish.broken(message, error.code), at)
             return
-        request.decoding = decoding_of(request.submit.sampling, limits.eos_token_ids)
+        request.decoding = decoding_of(
+            request.submit.sampling, limits.eos_token_ids, limits.vocab_size
+        )
         if max_tokens < request.max_tokens:
             request.limit(max_tokens)
             self._streams.accepted(request)
-        for sequence in request.live_sequences:
+        self._beams.begin(request)
+        for sequence in request.live_answers:
             if finish := self._endings.due(request, sequence):
                 self._endings.end(request, sequence, finish, at)
 

@@ -35,8 +35,8 @@ class Endings:
         self._streams.ended(request, sequence)
 
     def end_all(self, request: Request, finish: Finish, at: float) -> None:
-        """End every sequence that still grows, and say so."""
-        for sequence in request.live_sequences:
+        """End every answer that has not ended, and say so."""
+        for sequence in request.live_answers:
             self.end(request, sequence, finish, at)
 
     def give_up(self, request: Request, sequence: Sequence, at: float) -> None:
@@ -46,7 +46,7 @@ class Endings:
 
     def forget(self, request: Request, at: float) -> None:
         """Nobody wants to hear of this request again: end it in silence, drop its log."""
-        for sequence in request.live_sequences:
+        for sequence in request.live_answers:
             self._close(request, sequence, Finish(FinishReason.ABORT), at)
         self._book.forget(request)
 
@@ -56,6 +56,8 @@ class Endings:
         sequence.finish = finish
         self._steps.release(sequence)
         sequence.hashes = []
+        if request.beams and not request.live_answers:
+            self._end_search(request)
         live = request.live_sequences
         tables = [one.table if one.table is not None else one.swapped for one in live]
         if live and request.holds_blocks and all(table is None for table in tables):
@@ -64,3 +66,9 @@ class Endings:
             self._book.change(request, Change.END)
             request.last_heard = max(request.last_heard, at)
             self._counters.requests_finished[finish.reason] += 1
+
+    def _end_search(self, request: Request) -> None:
+        """No answer is left that its beams could become."""
+        for beam in request.beams:
+            self._steps.release(beam)
+        request.beams, request.search, request.num_spare_seats = (), None, 0

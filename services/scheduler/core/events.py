@@ -8,10 +8,13 @@ from shared.messages import (
     Attach,
     Cancel,
     ExecutorReady,
+    ListPins,
+    Pin,
     StepFailed,
     StepResult,
     StreamPosition,
     Submit,
+    Unpin,
 )
 
 Gateway = NewType("Gateway", bytes)
@@ -61,6 +64,33 @@ class StreamsListed:
     at: float
     gateway: Gateway
     streams: tuple[StreamPosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PinRequested:
+    """A gateway pins a prefix."""
+
+    at: float
+    gateway: Gateway
+    pin: Pin
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinRequested:
+    """A gateway lets a pinned prefix go."""
+
+    at: float
+    gateway: Gateway
+    unpin: Unpin
+
+
+@dataclass(frozen=True, slots=True)
+class PinsListed:
+    """A gateway asks which prefixes of a key are pinned."""
+
+    at: float
+    gateway: Gateway
+    query: ListPins
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +145,9 @@ Event: TypeAlias = (
     | AttachRequested
     | RequestDone
     | StreamsListed
+    | PinRequested
+    | UnpinRequested
+    | PinsListed
     | GatewayLost
     | ExecutorJoined
     | ExecutorLost

@@ -14,7 +14,8 @@ class SentRow(NamedTuple):
     """One row of a plan, and whose it is.
 
     `last` is where its tokens end: all places of `table` before it are computed at the plan's
-    result. `draws` are the sequences that get a token from its last logits.
+    result. `draws` are the sequences that get a token from its last logits; with `is_report` the
+    sequence is a beam that is told the likeliest ones instead.
     """
 
     request: Request
@@ -23,6 +24,7 @@ class SentRow(NamedTuple):
     last: int
     draws: tuple[Sequence, ...]
     score: Score | None
+    is_report: bool = False
 
 
 @dataclass(slots=True)

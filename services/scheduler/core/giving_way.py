@@ -9,7 +9,7 @@ from services.scheduler.core.lifecycle import Change
 from services.scheduler.core.policies.preemption import Preemption, Victim
 from services.scheduler.core.request import Request
 from shared import messages
-from shared.messages import PreemptionMode
+from shared.messages import Move, PreemptionMode
 
 
 class GivingWay:
@@ -58,16 +58,24 @@ class GivingWay:
                 self._counters.swap_fallbacks += 1
             else:
                 draft.swap_out += moves
+                self.moved(victim, moves)
                 draft.swapped_out.append(victim)
                 self._book.change(victim, Change.SWAP_OUT)
-        draft.num_running -= victim.num_live
+        draft.num_running -= victim.num_seats
         victim.is_protected = False
         if mode is PreemptionMode.RECOMPUTE:
             self._drop(victim, Change.RECOMPUTE)
         for sequence in victim.live_sequences:
             self._told.append(messages.Preemption(sequence.sequence_id, mode))
         self._counters.preemptions[mode] += 1
+        if victim.bill is not None:
+            victim.bill.gave_way(mode)
         self._counters.preemption_estimated_s[mode] += estimate.of(mode) or 0.0
+
+    def moved(self, request: Request, moves: list[Move]) -> None:
+        """Blocks of a request go to the CPU pool, or back: it is billed for their bytes."""
+        if request.bill is not None:
+            request.bill.swapped_bytes += len(moves) * self._costs.block_bytes
 
     def drop_swapped(self, request: Request) -> None:
         """A swapped request that cannot come back as it was computes all again."""

@@ -1,4 +1,4 @@
-"""What a step made of each of its rows: one more token, scores of a prompt, or an error.
+"""What a step made of each of its rows: a token, scores, a beam's report, or an error.
 
 What the executor says is checked before it is kept: a part of it that is missing, too much or no
 number ends that request with an error, and no other.
@@ -41,7 +41,7 @@ class Growth:
 
     def grow(self, row: SentRow) -> Finish | None:
         """Keep and tell what this row made. Returns: its end, if something is wrong with it."""
-        request, sequence, _, _, draws, score = row
+        request, sequence, _, _, draws, score, is_report = row
         if self._failed:
             failed = self._failed.get(sequence.sequence_id)
             if failed is not None:
@@ -54,6 +54,8 @@ class Growth:
         for drawn in draws:
             if drawn.finish is None and not error:
                 error = self._take_token(request, drawn)
+        if is_report and not error:
+            error = self._take_report(row)
         return Finish.broken(error) if error else None
 
     def _take_token(self, request: Request, sequence: Sequence) -> str:
@@ -73,6 +75,25 @@ class Growth:
         if not request.was_prompt_counted:
             self._count_prompt(request)
         self._streams.grew(request, sequence)
+        return ""
+
+    def _take_report(self, row: SentRow) -> str:
+        """A beam keeps its report if it still has what it was computed from, in either pool."""
+        request, beam = row.request, row.sequence
+        sampled = self._sampled.get(beam.sequence_id)
+        if sampled is None or sampled.logprobs is None:
+            return "the executor reported no likeliest tokens for a beam"
+        if sampled.token_id is not None:
+            return "the executor drew a token for a beam"
+        report, (ask,) = sampled.logprobs, request.decoding.asks(beam)
+        if error := self._flaw(report, ask.num_top or 0):
+            return error
+        if len(set(report.top_ids)) < len(report.top_ids):
+            return "the executor reported a likeliest token twice"
+        if not request.was_prompt_counted:
+            self._count_prompt(request)
+        if beam.table is row.table or beam.swapped is not None:
+            beam.report = report
         return ""
 
     def _keep_logprobs(self, sequence: Sequence, sampled: Sampled, num_top: int) -> str:

@@ -2,7 +2,7 @@
 
 Of a request with several sequences the first live one, the *lead*, computes the prompt alone. Once
 the prompt is placed the others share its blocks: all of them if all are at the same token, else the
-full ones, and compute the rest themselves.
+full ones, and compute the rest themselves. Beams that come back share more: stems.py.
 """
 
 from collections import Counter
@@ -14,8 +14,11 @@ from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.kv.prefix import PrefixCache, root_hash
 from services.scheduler.core.kv.table import BlockTable
+from services.scheduler.core.lifecycle import Status
+from services.scheduler.core.pins import Found, Pins
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.stems import find_stems
 from shared.geometry import blocks_in
 from shared.ids import BlockId
 from shared.messages import Move
@@ -25,11 +28,16 @@ class Holdings:
     """The blocks of one executor life."""
 
     def __init__(
-        self, allocator: Allocator, num_cpu_blocks: int = 0, prefix: PrefixCache | None = None
+        self,
+        allocator: Allocator,
+        num_cpu_blocks: int = 0,
+        prefix: PrefixCache | None = None,
+        pins: Pins | None = None,
     ) -> None:
         self.allocator = allocator
         self.cpu = PagedAllocator(BlockPool(num_cpu_blocks), allocator.block_size)
         self.prefix = prefix
+        self._pins = pins if pins is not None else Pins()
         self._block_size = allocator.block_size
 
     def settle(self, before_step: int | None) -> None:
@@ -48,7 +56,7 @@ class Holdings:
             elif sequence is live[0]:
                 need += self._beyond(sequence, 0)
             elif not is_joint(live):
-                need += self._beyond(sequence, self._num_common(sequence))
+                need += self._beyond(sequence, self._num_common(request, sequence))
         return need
 
     def to_return(self, request: Request) -> int:
@@ -63,7 +71,7 @@ class Holdings:
                 if sequence.swapped.num_empty and sequence.num_wanted > sequence.swapped.num_filled:
                     writers[sequence.swapped.block_ids[-1]] += 1
             elif not is_joint(live):
-                need += self._beyond(sequence, self._num_common(sequence))
+                need += self._beyond(sequence, self._num_common(request, sequence))
         return need + _copies(writers, self.cpu.pool)
 
     def to_grow(self, asked: list[tuple[BlockTable | None, int]]) -> int:
@@ -81,9 +89,17 @@ class Holdings:
     def _beyond(self, sequence: Sequence, num_blocks: int) -> int:
         return max(0, blocks_in(sequence.num_wanted, self._block_size) - num_blocks)
 
-    def _num_common(self, sequence: Sequence) -> int:
-        """Full blocks that this sequence can share with its lead, a token left to compute."""
-        return min(len(sequence.prompt), sequence.num_tokens - 1) // self._block_size
+    def _num_common(self, request: Request, sequence: Sequence) -> int:
+        """Full blocks that this sequence can share with its lead or stem, a token left to compute.
+
+        Beams change all together, and forget their stems then: they are found when missed.
+        """
+        num_common = len(sequence.prompt)
+        if request.beams:
+            if sequence.stem is None:
+                find_stems(request.beams)
+            num_common = sequence.num_common
+        return min(num_common, sequence.num_tokens - 1) // self._block_size
 
     def price(self, request: Request) -> tuple[int, int]:
         """(blocks to move, tokens to compute again) if this request gives way.
@@ -117,31 +133,48 @@ class Holdings:
             num_full = lead.num_tokens // self._block_size
             self.prefix.hashes(lead, self._root(request), num_full)
 
-    def hits(self, request: Request) -> list[BlockId] | None:
-        """Full blocks of the first tokens that are here; None: the next is being computed.
+    def hits(self, request: Request) -> Found | None:
+        """What of the first tokens is here, cached or pinned; None: more is being computed.
 
         At least one token is left to compute: something has to be drawn from.
         """
-        if self.prefix is None or not request.takes_hits:
-            return []
-        lead = request.live_sequences[0]
-        most = (lead.num_wanted - 1) // self._block_size
-        hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
-        found = self.prefix.find(hashes)
-        if len(found) < most and self.prefix.is_coming(hashes[len(found)]):
+        if not request.takes_hits:
+            return Found([], 0)
+        lead, found = request.live_sequences[0], list[BlockId]()
+        if self.prefix is not None:
+            most = (lead.num_wanted - 1) // self._block_size
+            hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
+            found = self.prefix.find(hashes)
+            if len(found) < most and self.prefix.is_coming(hashes[len(found)]):
+                return None
+        num_tokens = len(found) * self._block_size
+        match = self._pins.match(lead, self._root(request), self._block_size)
+        if match is None:
+            return Found(found, num_tokens)
+        pin = match.prefix.request
+        if match.num_tokens > num_tokens and pin.status is Status.RUNNING:
             return None
-        return found
+        table = pin.sequences[0].table
+        if pin.status is not Status.PINNED or table is None:
+            return Found(found, num_tokens)
+        if match.num_tokens > num_tokens:
+            num_tokens = match.num_tokens
+            found = table.block_ids[: blocks_in(num_tokens, self._block_size)]
+        return Found(found, num_tokens, match.prefix)
 
-    def start(self, request: Request, hits: list[BlockId]) -> Sequence:
+    def start(self, request: Request, found: Found) -> Sequence:
         """Give the lead its table, over the blocks that were found. Returns: the lead."""
         lead = request.live_sequences[0]
-        lead.table = self.allocator.start(hits)
+        lead.table = self.allocator.start(found.blocks, found.num_tokens)
         self._expect(request, lead)
         return lead
 
     def share_prompt(self, request: Request) -> None:
         """Give the others their tables, if the lead has placed enough of the prompt."""
         live = request.live_sequences
+        if request.beams:
+            self._share_stems(request, live)
+            return
         lead, others = live[0], live[1:]
         if not others or lead.table is None or others[0].table is not None:
             return
@@ -154,11 +187,38 @@ class Holdings:
         if lead.table.num_filled < common * self._block_size or request.num_unscored:
             return
         for sequence in others:
-            num_common, hits = self._num_common(sequence), self._hits_of(request, sequence)
-            if len(hits) > num_common:
-                sequence.table = self.allocator.start(hits)
-            else:
-                sequence.table = self._fork(lead, lead.table, sequence, num_common)
+            self._share(request, lead, lead.table, sequence)
+
+    def _share_stems(self, request: Request, beams: tuple[Sequence, ...]) -> None:
+        """Give beams their tables whose stems have placed enough of what they have in common."""
+        for beam in beams:
+            if beam.table is None:
+                num_common, stem = self._num_common(request, beam), beam.stem
+                if stem is None or stem.table is None:
+                    continue
+                if stem.table.num_filled >= num_common * self._block_size:
+                    self._share(request, stem, stem.table, beam)
+
+    def _share(
+        self, request: Request, lead: Sequence, table: BlockTable, sequence: Sequence
+    ) -> None:
+        """A table over what the lead has, or over what the prefix cache has if that is more."""
+        num_common, hits = self._num_common(request, sequence), self._hits_of(request, sequence)
+        if len(hits) > num_common:
+            sequence.table = self.allocator.start(hits)
+        else:
+            sequence.table = self._fork(lead, table, sequence, num_common)
+
+    def branch(self, beam: Sequence, twin: Sequence) -> None:
+        """A twin of this beam, in whichever pool it is: whoever writes first copies."""
+        twin.hashes = list(beam.hashes)
+        if beam.table is not None:
+            twin.table = self.allocator.fork(beam.table)
+            twin.table.num_expected = twin.table.num_known
+            twin.table.last_step = beam.table.last_step
+        if beam.swapped is not None:
+            twin.swapped = self.cpu.fork(beam.swapped)
+            twin.swapped.last_step = beam.swapped.last_step
 
     def _hits_of(self, request: Request, sequence: Sequence) -> list[BlockId]:
         if self.prefix is None or not request.takes_hits:
@@ -170,7 +230,8 @@ class Holdings:
         self, lead: Sequence, table: BlockTable, sequence: Sequence, num_blocks: int | None
     ) -> BlockTable:
         if not sequence.hashes:
-            sequence.hashes = lead.hashes[: len(lead.prompt) // self._block_size]
+            num_hashed = len(lead.prompt) // self._block_size if num_blocks is None else num_blocks
+            sequence.hashes = lead.hashes[:num_hashed]
         twin = self.allocator.fork(table, num_blocks)
         twin.num_expected = twin.num_known
         return twin
@@ -178,7 +239,11 @@ class Holdings:
     # ----------------------------------------------------------------- ending, giving way
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence needs its blocks no more: they are free now, or at its plan's result."""
+        """The sequence needs its blocks no more: they are free now, or at its plan's result.
+
+        A beam's report goes with them: it is asked for again when they are computed again.
+        """
+        sequence.report = None
         if sequence.table is not None:
             self._unexpect(sequence, sequence.table)
             self.allocator.free(sequence.table)

@@ -1,15 +1,19 @@
 """What is refused at the door: wishes out of range, and requests that can never be served."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.decoding import stop_ids_of
 from services.scheduler.core.wire_size import MOST_BYTES, prompt_bytes, token_bytes
-from shared.errors import InvalidField, NeverFits, PromptTooLong, Unsupported
+from shared.errors import InvalidField, NeverFits, PromptTooLong
 from shared.geometry import blocks_in
 from shared.ids import Ids
 from shared.messages import ExecutorReady, Submit
-from shared.sampling import check_sampling, unknown_ids
+from shared.sampling import MAX_BEAM_TOP, check_sampling, unknown_ids
+
+INT32: Final = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class Limits:
     num_blocks: int
     eos_token_ids: Ids
     config: SchedulerConfig
+    num_pinned: int = 0
+    """Blocks that are kept for pinned prefixes: each request must fit beside them."""
 
     @classmethod
     def of(cls, ready: ExecutorReady, config: SchedulerConfig) -> "Limits":
@@ -35,15 +41,24 @@ class Limits:
             config,
         )
 
+    def beside(self, num_pinned: int) -> "Limits":
+        """The same while so many blocks are pinned."""
+        return replace(self, num_pinned=num_pinned) if num_pinned else self
+
 
 def check_submit(submit: Submit, limits: Limits) -> int:
     """How many tokens this request may generate.
 
     Raises: InvalidField, Unsupported, PromptTooLong or NeverFits, naming the field.
     """
-    _check_not_yet(submit)
+    _check_priority(submit, limits.config)
+    if submit.deadline_s is not None and not 0 < submit.deadline_s < math.inf:
+        raise InvalidField(
+            "deadline_s", f"must be a finite number above 0 seconds, not {submit.deadline_s}"
+        )
     check_sampling(submit.sampling, limits.vocab_size, limits.eos_token_ids)
     _check_width(submit, limits.config)
+    _check_beams(submit, limits)
     if not math.isfinite(submit.age_s) or submit.age_s < 0:
         raise InvalidField("age_s", f"must be a finite number of seconds, not {submit.age_s}")
     if not submit.prompt:
@@ -77,6 +92,23 @@ def _check_width(submit: Submit, config: SchedulerConfig) -> None:
         )
 
 
+def _check_beams(submit: Submit, limits: Limits) -> None:
+    """So many beams must be able to go on from one, and something must be searched."""
+    params = submit.sampling
+    if not params.use_beam_search:
+        return
+    if params.max_tokens == 0:
+        raise InvalidField("max_tokens", "is 0; a beam search is for at least one token")
+    num_stop_ids = len(stop_ids_of(params, limits.eos_token_ids))
+    most = min(limits.vocab_size, MAX_BEAM_TOP) - num_stop_ids
+    if params.n > most:
+        raise InvalidField(
+            "n",
+            f"is {params.n}; beside {num_stop_ids} tokens that end a text at most {max(most, 0)} "
+            "beams can be searched here: ask for fewer, or for fewer stop_token_ids",
+        )
+
+
 def _check_logprobs(submit: Submit) -> None:
     """What a resubmission brings along is whole: one for each token if asked for, else none."""
     for generated in submit.generated:
@@ -92,11 +124,16 @@ def _check_logprobs(submit: Submit) -> None:
         )
 
 
-def _check_not_yet(submit: Submit) -> None:
-    if submit.priority:
-        raise Unsupported("priority")
-    if submit.deadline_s is not None:
-        raise Unsupported("deadline_s")
+def _check_priority(submit: Submit, config: SchedulerConfig) -> None:
+    if submit.priority not in INT32:
+        raise InvalidField("priority", "must fit in a signed 32-bit integer")
+    if submit.priority and config.scheduling_policy != "priority":
+        raise InvalidField(
+            "priority",
+            f"is {submit.priority}, and this server serves first come, first served "
+            "(--scheduling-policy fcfs): leave it out, or start the scheduler with "
+            "--scheduling-policy priority",
+        )
 
 
 def _check_vocabulary(field: str, token_ids: Ids, vocab_size: int) -> None:
@@ -121,12 +158,13 @@ def _most_tokens(submit: Submit, limits: Limits) -> int:
         raise PromptTooLong(num_prompt, limits.max_model_len, max_tokens)
     asked = 1 if max_tokens is None else max_tokens
     need = blocks_needed(num_prompt, asked, submit.sampling.n, limits.block_size)
-    if need > limits.num_blocks:
-        raise NeverFits(need, limits.num_blocks, limits.block_size)
+    free = limits.num_blocks - limits.num_pinned
+    if need > free:
+        raise NeverFits(need, limits.num_blocks, limits.block_size, limits.num_pinned)
     if max_tokens is not None:
         return max_tokens
     shared = num_prompt // limits.block_size
-    each = shared + (limits.num_blocks - shared) // submit.sampling.n
+    each = shared + (free - shared) // submit.sampling.n
     fit = max(1, each * limits.block_size - num_prompt + 1)
     return min(limits.max_model_len - num_prompt, fit)
 
@@ -148,6 +186,11 @@ def _most_tellable(submit: Submit, most: int) -> int:
         f"the request could take {num_bytes / 2**20:.1f} MiB to tell, and one message has "
         f"{MOST_BYTES / 2**20:.0f}: ask for fewer log-probabilities, sequences or tokens",
     )
+
+
+def need_of(submit: Submit, max_tokens: int, block_size: int) -> int:
+    """Most blocks that this request ever holds, if it may generate so many tokens."""
+    return blocks_needed(len(submit.prompt), max_tokens, submit.sampling.n, block_size)
 
 
 def blocks_needed(num_prompt: int, max_tokens: int, n: int, block_size: int) -> int:

@@ -6,11 +6,13 @@ is sent; the tests watch the commands for them.
 
 from collections import Counter
 
+from services.scheduler.core.beam_laws import check_beams
 from services.scheduler.core.flight import SentPlan
 from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.kv.allocator import Allocator
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.core.pin_laws import check_pins
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
@@ -31,8 +33,11 @@ def check_laws(scheduler: Scheduler) -> None:
         _check_kept(scheduler, holdings)
     _check_lines(scheduler)
     _check_queue(scheduler)
-    for request in scheduler.book:
+    for request in scheduler.book.everyone:
         _check_request(request)
+        if request.submit.sampling.use_beam_search:
+            check_beams(request)
+    check_pins(scheduler)
     _check_flight(scheduler)
     _check_counters(scheduler)
 
@@ -63,7 +68,7 @@ def _check_pool(name: str, allocator: Allocator) -> None:
 
 def _check_owners(scheduler: Scheduler, holdings: Holdings) -> None:
     """Every table belongs to one sequence that lives."""
-    sequences = [s for request in scheduler.book for s in request.sequences]
+    sequences = [s for request in scheduler.book.everyone for s in request.every_sequence]
     for name, owned, known in (
         ("gpu", [s.table for s in sequences if s.table is not None], holdings.allocator.tables),
         ("cpu", [s.swapped for s in sequences if s.swapped is not None], holdings.cpu.tables),
@@ -106,8 +111,8 @@ def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
     free = sorted(known.intersection(pool.free_blocks))
     _demand(not free, "cache, known blocks are not free", f"blocks {free}")
     expected: Counter[bytes] = Counter()
-    for request in scheduler.book:
-        for sequence in request.sequences:
+    for request in scheduler.book.everyone:
+        for sequence in request.every_sequence:
             table = sequence.table
             if table is not None:
                 expected.update(sequence.hashes[table.num_known : table.num_expected])
@@ -131,16 +136,17 @@ def _check_kept(scheduler: Scheduler, holdings: Holdings) -> None:
 
 def _check_lines(scheduler: Scheduler) -> None:
     book = scheduler.book
-    for status in (Status.WAITING, Status.RUNNING, Status.SWAPPED):
+    for status in (Status.WAITING, Status.RUNNING, Status.SWAPPED, Status.PINNED):
         in_line = list(book.line(status))
-        by_status = {r.request_id for r in book if r.status is status}
-        story = f"{[r.request_id for r in in_line]} stand in the line, {sorted(by_status)} say so"
-        _demand({r.request_id for r in in_line} == by_status, f"lines, {status}", story)
+        by_status = [r for r in book.everyone if r.status is status]
+        names = sorted(request.request_id for request in by_status)
+        story = f"{[r.request_id for r in in_line]} stand in the line, {names} say so"
+        _demand(set(in_line) == set(by_status), f"lines, {status}", story)
         _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
-        places = [(request.arrival, request.request_id) for request in in_line]
-        _demand(places == sorted(places), f"lines, {status}, in order of arrival", str(places))
+        places = [book.order.place(request) for request in in_line]
+        _demand(places == sorted(places), f"lines, {status}, in their order", str(places))
     most = scheduler.config.most_sequences
-    sequences = sum(len(request.live_sequences) for request in book.running)
+    sequences = sum(request.num_seats for request in book.running)
     _demand(
         sequences <= most,
         "max_num_seqs, and a token for each",
@@ -164,39 +170,47 @@ def _check_request(request: Request) -> None:
     is_over = request.status is Status.FINISHED
     story = f"{who} has {len(request.live_sequences)} live sequences"
     _demand(bool(request.live_sequences) != is_over, "finished means every sequence ended", story)
-    for sequence in request.sequences:
+    for sequence in request.every_sequence:
         _check_progress(who, request, sequence)
     _check_tables(who, request)
     _check_scores(who, request)
 
 
 def _check_tables(who: str, request: Request) -> None:
-    """Running ones hold gpu blocks, swapped ones cpu blocks, others none; the lead comes first."""
-    for name, status, tables in (
-        ("gpu", Status.RUNNING, [s.table for s in request.sequences]),
-        ("cpu", Status.SWAPPED, [s.swapped for s in request.sequences]),
+    """Running ones hold gpu blocks, swapped ones cpu blocks, others none; the lead comes first.
+
+    Of beams that come back it is the stem that comes first.
+    """
+    alive = request.live_sequences
+    for name, statuses, tables in (
+        ("gpu", (Status.RUNNING, Status.PINNED), [s.table for s in request.every_sequence]),
+        ("cpu", (Status.SWAPPED,), [s.swapped for s in request.every_sequence]),
     ):
-        live = [
-            table is not None
-            for table, sequence in zip(tables, request.sequences, strict=True)
-            if sequence.finish is None
-        ]
+        holders = {
+            sequence
+            for table, sequence in zip(tables, request.every_sequence, strict=True)
+            if table is not None
+        }
+        live = [sequence in holders for sequence in alive]
         story = f"{who} has {live} {name} tables of its live sequences"
-        if request.status is status:
-            of_all, of_lead = all(live), live[0] and not any(live[1:])
-            _demand(of_all or of_lead, "law 5, running ones hold blocks, all or the lead", story)
+        if request.status in statuses:
+            is_shared = all(live) or (live[0] and not any(live[1:]))
+            if request.beams:
+                stems = {beam.stem for beam in request.beams[1:] if beam in holders}
+                is_shared = all(live) or (live[0] and stems <= holders)
+            _demand(is_shared, "law 5, running ones hold blocks, all or the lead", story)
         else:
             _demand(not any(live), "law 5, blocks in one pool, all or none", story)
-        pairs = zip(request.sequences, tables, strict=True)
-        over = [one.index for one, table in pairs if one.finish and table is not None]
-        _demand(not over, "law 5, an end gives blocks back", f"{who}: {over} hold {name} blocks")
+        others = [one.index for one in request.sequences if one in holders and one not in alive]
+        story = f"{who}: {others} hold {name} blocks"
+        _demand(not others, "law 5, an end gives blocks back", story)
 
 
 def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
     story = f"{who} computed {sequence.num_computed} of {sequence.num_wanted} tokens"
     _demand(sequence.num_computed <= sequence.num_wanted, "progress", story)
     _demand(0 <= sequence.ahead <= 2, "draws in flight", f"{who}: {sequence.ahead} ahead")
-    if sequence.finish is None:
+    if sequence.finish is None and not request.is_pin:
         story = f"{who} goes on with {len(sequence.generated)} of {request.max_tokens} tokens"
         wants_scores = not sequence.generated and request.num_unscored > 0
         wants_more = len(sequence.generated) < request.max_tokens or wants_scores
@@ -206,14 +220,15 @@ def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
 def _check_scores(who: str, request: Request) -> None:
     """Log-probabilities are as many as was asked for, of the answer and of the prompt."""
     sampling, num_scores = request.submit.sampling, len(request.prompt_logprobs)
-    for sequence in request.sequences:
+    for sequence in request.every_sequence:
         wanted = len(sequence.generated) if sampling.logprobs is not None else 0
         story = f"{who} has {len(sequence.logprobs)} logprobs of {len(sequence.generated)} tokens"
         _demand(len(sequence.logprobs) == wanted, "a logprob for each token", story)
     wanted = len(request.submit.prompt) - 1 if sampling.prompt_logprobs is not None else 0
     story = f"{who} has {num_scores} scores and lacks {request.num_unscored} of {wanted}"
     _demand(num_scores + request.num_unscored == wanted, "a score for each prompt token", story)
-    if any(sequence.generated for sequence in request.sequences) and not request.submit.generated:
+    begun = any(sequence.generated for sequence in request.every_sequence)
+    if begun and not request.submit.generated:
         _demand(not request.num_unscored, "a prompt is scored before its answer", story)
 
 
@@ -231,18 +246,20 @@ def _check_flight(scheduler: Scheduler) -> None:
         _check_plan(scheduler, sent)
     if not steps.in_flight:
         return
-    scored = {
+    due = {
         row.request
         for sent in steps.in_flight
         for row in sent.rows.values()
-        if row.score is not None
+        if row.score is not None or row.request.is_pin
     }
+    told = {row.sequence for sent in steps.in_flight for row in sent.rows.values() if row.is_report}
     for request in scheduler.book.running:
+        told.update(beam for beam in request.beams if beam.report is not None)
         for sequence in request.live_sequences:
             waits = sequence.table is not None and not sequence.num_to_compute
             story = f"{request.request_id} has all {sequence.num_wanted} tokens computed"
-            is_due = sequence.ahead > 0 or request in scored
-            _demand(not waits or is_due, "nothing to compute, so a draw is in flight", story)
+            is_due = sequence.ahead > 0 or request in due or sequence in told
+            _demand(not waits or is_due, "nothing to compute, so a row is in flight", story)
 
 
 def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:

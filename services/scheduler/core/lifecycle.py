@@ -1,4 +1,4 @@
-"""The four statuses of a request and every step between them.
+"""The statuses of a request and every step between them.
 
        START             END
 WAITING ----> RUNNING ---------> FINISHED
@@ -7,6 +7,12 @@ WAITING ----> RUNNING ---------> FINISHED
    |      SWAP_OUT v  |             |
    '------------ SWAPPED -----------'
      RECOMPUTE              END          (WAITING also ends: cancelled, refused)
+
+A pinned prefix is a request too, of which nothing is drawn. Once its tokens are computed it rests:
+
+         PIN              END
+RUNNING -----> PINNED ---------> FINISHED
+WAITING <-------'  RECOMPUTE: the executor was lost
 """
 
 from collections.abc import Mapping
@@ -18,11 +24,12 @@ from shared.errors import InvariantBroken
 
 
 class Status(StrEnum):
-    """Where a request stands. Only RUNNING ones hold blocks of the GPU pool."""
+    """Where a request stands. RUNNING and PINNED ones hold blocks of the GPU pool."""
 
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
+    PINNED = "pinned"
     FINISHED = "finished"
 
 
@@ -33,6 +40,7 @@ class Change(StrEnum):
     RECOMPUTE = "recompute"
     SWAP_OUT = "swap_out"
     SWAP_IN = "swap_in"
+    PIN = "pin"
     END = "end"
 
 
@@ -43,6 +51,9 @@ TRANSITIONS: Final[Mapping[tuple[Status, Change], Status]] = MappingProxyType(
         (Status.RUNNING, Change.RECOMPUTE): Status.WAITING,
         (Status.RUNNING, Change.SWAP_OUT): Status.SWAPPED,
         (Status.RUNNING, Change.END): Status.FINISHED,
+        (Status.RUNNING, Change.PIN): Status.PINNED,
+        (Status.PINNED, Change.RECOMPUTE): Status.WAITING,
+        (Status.PINNED, Change.END): Status.FINISHED,
         (Status.SWAPPED, Change.SWAP_IN): Status.RUNNING,
         (Status.SWAPPED, Change.RECOMPUTE): Status.WAITING,
         (Status.SWAPPED, Change.END): Status.FINISHED,

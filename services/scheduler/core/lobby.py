@@ -67,6 +67,19 @@ class Lobby:
         submit = replace(submit, generated=stopped)
         self._arrivals[cancel.request_id] = replace(arrival, submit=submit)
 
+    def late(self, at: float) -> list[RequestArrived]:
+        """Those whose deadline has passed by now."""
+        return [
+            event
+            for event in self._arrivals.values()
+            if event.submit.deadline_s is not None
+            and event.submit.deadline_s <= at - event.at + event.submit.age_s
+        ]
+
+    def longest_wait_s(self, at: float) -> float:
+        """Seconds since the first of their clients asked; 0 if nobody is here."""
+        return max([at - e.at + e.submit.age_s for e in self._arrivals.values()], default=0.0)
+
     def empty(self) -> tuple[RequestArrived, ...]:
         """Everybody leaves, in the order they came."""
         arrivals = tuple(self._arrivals.values())

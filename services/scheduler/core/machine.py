@@ -4,6 +4,9 @@ The same events always give the same commands (law 7); so the real loop, the tes
 can drive the same machine. Gateways are answered in desk.py; this file is time and the executor.
 """
 
+from itertools import count
+
+from services.scheduler.core.beams import Beams
 from services.scheduler.core.book import Book
 from services.scheduler.core.commands import Command, RunStep
 from services.scheduler.core.config import SchedulerConfig
@@ -17,24 +20,30 @@ from services.scheduler.core.events import (
     ExecutorJoined,
     ExecutorLost,
     GatewayLost,
+    PinRequested,
+    PinsListed,
     RequestArrived,
     RequestDone,
     StepFinished,
     StepRefused,
     StreamsListed,
     Tick,
+    UnpinRequested,
 )
+from services.scheduler.core.flight import SentRow
 from services.scheduler.core.growth import Growth
 from services.scheduler.core.intake import Limits
 from services.scheduler.core.kv.usage import KVUsage
 from services.scheduler.core.lifecycle import Status
-from services.scheduler.core.policies.order import Fcfs
+from services.scheduler.core.pin_desk import PinDesk
+from services.scheduler.core.policies.order import ORDERS
 from services.scheduler.core.queue_limits import QueueLimits
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Finish, Sequence
 from services.scheduler.core.steps import MakeAllocator, Steps, paged
 from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import InvariantBroken
+from shared.ids import SequenceId
 from shared.messages import ExecutorReady, StepFailed, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -52,15 +61,29 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, make_allocator: MakeAllocator = paged) -> None:
         self.config = config
         self.counters = Counters()
-        self.book = Book(Fcfs())
+        self.book = Book(ORDERS[config.scheduling_policy]())
         self.steps = Steps(config, self.book, self.counters, make_allocator)
         self._outbox = Outbox()
         streams = Streams(self._outbox, self.counters)
         self._endings = Endings(self.book, self.steps, streams, self.counters)
         self._streams = streams
         queue_limits = QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens)
+        sequence_ids = map(SequenceId, count(1))
+        self._beams = Beams(self.steps, streams, self.counters, sequence_ids)
+        self._pin_desk = PinDesk(
+            self.book, self.steps, self._outbox, self.counters, config, sequence_ids
+        )
         self._desk = Desk(
-            self.book, self.steps, self._endings, streams, self._outbox, self.counters, queue_limits
+            self.book,
+            self.steps,
+            self._endings,
+            self._beams,
+            streams,
+            self._outbox,
+            self.counters,
+            queue_limits,
+            num_pinned=lambda: self._pin_desk.num_blocks,
+            sequence_ids=sequence_ids,
         )
         self._limits: Limits | None = None
 
@@ -69,12 +92,13 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that take part in the steps."""
-        return len(self.book.running)
+        return sum([not request.is_pin for request in self.book.running])
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks, or for a model to be known."""
-        return len(self.book.waiting) + self._desk.num_unchecked
+        num_waiting = sum([not request.is_pin for request in self.book.waiting])
+        return num_waiting + self._desk.num_unchecked
 
     @property
     def num_queued(self) -> int:
@@ -92,9 +116,24 @@ class Scheduler:
         return len(self.book.line(Status.SWAPPED))
 
     @property
+    def num_pins(self) -> int:
+        """Prefixes that are pinned, computed or not."""
+        return len(self.book.pins)
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Different blocks that these hold now."""
+        tables = [prefix.request.sequences[0].table for prefix in self.book.pins]
+        return len({block_id for table in tables if table is not None for block_id in table.row})
+
+    @property
     def num_finished_kept(self) -> int:
         """Finished requests whose log is kept until their gateway is done with them."""
         return len(self.book.finished())
+
+    def longest_wait_s(self, at: float) -> float:
+        """Seconds for which somebody has waited, or been swapped out, by now: the most."""
+        return self._desk.longest_wait_s(at)
 
     def usage(self) -> KVUsage:
         """Where the places of the KV pool are."""
@@ -117,6 +156,7 @@ class Scheduler:
         The next plan comes first: the executor is what everybody waits for. Raises: InvariantBroken
         for a bug of ours; after it this object may not be used.
         """
+        self.book.now = event.at
         self._take(event)
         plans: list[Command] = []
         while (sent := self.steps.next_plan()) is not None:
@@ -137,6 +177,12 @@ class Scheduler:
                 self._desk.listed(event)
             case GatewayLost():
                 self._desk.lost(event)
+            case PinRequested():
+                self._pin_desk.pin(event)
+            case UnpinRequested():
+                self._pin_desk.unpin(event)
+            case PinsListed():
+                self._pin_desk.list(event)
             case ExecutorJoined(at, ready):
                 self._executor_joined(at, ready)
             case ExecutorLost(at):
@@ -155,6 +201,7 @@ class Scheduler:
         self._executor_lost(at)  # the one before, if nobody told us that it left
         self._limits = Limits.of(ready, self.config)
         self.steps.join(ready)
+        self._pin_desk.opened(self._limits)
         self._desk.opened(self._limits, at)
 
     def _executor_lost(self, at: float) -> None:
@@ -164,7 +211,7 @@ class Scheduler:
             request.num_losses += 1
             if request.num_losses >= MOST_LOSSES:
                 error = f"the executor was lost {MOST_LOSSES} times in a row at this request"
-                self._endings.end_all(request, Finish.broken(error), at)
+                self._end_all(request, Finish.broken(error), at)
 
     def _step_finished(self, at: float, result: StepResult) -> None:
         sent = self.steps.land(result.boot, result.step_id)
@@ -176,7 +223,9 @@ class Scheduler:
         self.steps.learn(sent, result.timings)
         growth = Growth(result, sent, self._limits.vocab_size, self._streams, self.counters)
         due, block_size = self._endings.due, self._limits.block_size
+        of_pins: list[SentRow] = []
         endings: list[tuple[Request, Sequence | None, Finish]] = []
+        searching: dict[Request, None] = {}
         for row in sent.rows.values():
             request = row.request
             if request.status is Status.FINISHED:
@@ -187,15 +236,24 @@ class Scheduler:
                 continue
             if row.last // block_size > row.table.num_known:
                 self.steps.landed(row)
-            grown = row.draws if request.max_tokens else request.live_sequences
+            if request.is_pin:
+                of_pins.append(row)
+                continue
+            if row.is_report:
+                searching[request] = None
+            grown = row.draws if request.max_tokens else request.live_answers
             for sequence in grown:
                 if sequence.finish is None and (finish := due(request, sequence)):
                     endings.append((request, sequence, finish))
+        for request in searching:  # when all rows have landed: their blocks may be forked now
+            endings += [(request, *ending) for ending in self._beams.expand(request)]
         for request, ended, finish in endings:  # after all tokens: one message for each gateway
             if ended is None:
-                self._endings.end_all(request, finish, at)
+                self._end_all(request, finish, at)
             elif ended.finish is None:
                 self._endings.end(request, ended, finish, at)
+        for row in of_pins:
+            self._pin_desk.computed(row)
 
     def _step_refused(self, at: float, failed: StepFailed) -> None:
         """Nothing of that plan may be relied on, so its requests end; the others live.
@@ -210,8 +268,14 @@ class Scheduler:
             finish = Finish.broken(f"the executor gave up: {failed.message}")
             for request in sent.requests:
                 if request.is_live:
-                    self._endings.end_all(request, finish, at)
+                    self._end_all(request, finish, at)
         self.steps.doubt(sent)
+
+    def _end_all(self, request: Request, finish: Finish, at: float) -> None:
+        if request.is_pin:
+            self._pin_desk.broken(request, finish)
+        else:
+            self._endings.end_all(request, finish, at)
 
     # ----------------------------------------------------------------- time
 

@@ -4,8 +4,8 @@ One round of planning walks the running requests in their order, oldest first, a
 for what each may compute. When no block is free the latest running request gives way; its blocks
 settle, so nobody gets them in the same round (law 9), and who asked sits this round out. It is only
 when everybody went on that swapped requests come back, and only when none is left that waiting ones
-start. A round in which nobody got anything but somebody gave way is no plan: the blocks settle and
-the walk begins again.
+start; under priorities precedence.py has a word before. A round in which nobody got anything but
+somebody gave way is no plan: the blocks settle and the walk begins again.
 
 Who came back, from the CPU pool or by computing all again, is *protected* until it has a new token:
 it gives way to nobody, and the blocks for its known tokens are kept from the growth of others. So
@@ -24,12 +24,14 @@ from services.scheduler.core.flight import SentPlan
 from services.scheduler.core.giving_way import GivingWay
 from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.lifecycle import Change, Status
+from services.scheduler.core.pins import Found
 from services.scheduler.core.policies.batching import Batching
+from services.scheduler.core.precedence import Precedence
 from services.scheduler.core.request import Request
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Sequence
 from shared.errors import InvariantBroken
-from shared.ids import BlockId, Boot
+from shared.ids import Boot
 
 
 class Planner:
@@ -47,6 +49,7 @@ class Planner:
         max_running: int,
         max_scored_tokens: int,
         watermark: float,
+        keeps_bills: bool = False,
     ) -> None:
         """At most `max_running` sequences run.
 
@@ -64,6 +67,14 @@ class Planner:
         self._max_scored_tokens = max_scored_tokens
         self._watermark_blocks = int(watermark * self._pool.num_blocks)
         self._told_before = 0
+        self._keeps_bills = keeps_bills
+        self._precedence = Precedence(
+            book=book,
+            holdings=holdings,
+            giving_way=giving_way,
+            max_running=max_running,
+            watermark_blocks=self._watermark_blocks,
+        )
 
     @property
     def has_suspect(self) -> bool:
@@ -87,12 +98,18 @@ class Planner:
             self._holdings.settle(before_step)
             if not draft.is_empty or self._giving_way.num_told == before:
                 break
+            if not self._book.running:  # all made way for who is next
+                self._told_before = self._giving_way.num_told
         if draft.is_empty:
             return None
         several = [row.request for row in draft.sent.values() if len(row.request.sequences) > 1]
         for request in dict.fromkeys(several):
             self._holdings.share_prompt(request)
         self._count(draft)
+        if self._keeps_bills:
+            for request in dict.fromkeys([row.request for row in draft.sent.values()]):
+                if request.bill is not None:
+                    request.bill.step(request.live_sequences)
         return draft.seal(self._boot, self._giving_way.take_told())
 
     def _count(self, draft: Draft) -> None:
@@ -113,9 +130,29 @@ class Planner:
             step_id,
             self._batching.open([wanted for _, asked in asking for _, wanted in asked]),
             self._max_scored_tokens,
-            num_running=sum([len(sequences) for _, sequences in running]),
+            num_running=sum([len(sequences) + r.num_spare_seats for r, sequences in running]),
             reserved=sum([self._holdings.to_come(r) for r, _ in running if r.is_protected]),
         )
+        if not suspects:
+            self._precedence.make_way(draft)
+        urgent = self._precedence.urgent if going_on else None
+        if urgent is None:
+            self._walk_those(draft, asking, is_idle)
+        else:  # whoever has a greater number comes last in the line of those who run
+            split = sum([request.priority <= urgent.priority for request, _ in asking])
+            self._walk_those(draft, asking[:split], is_idle)
+            is_let_in = not suspects and not self._has_somebody_given_way
+            kept = self._precedence.tokens_to_keep(draft) if is_let_in else 0
+            draft.shares.left -= kept
+            self._walk_those(draft, asking[split:], is_idle)
+            draft.shares.left += kept
+        if not suspects and not self._has_somebody_given_way:
+            self._let_in(draft, is_idle)
+        return draft
+
+    def _walk_those(
+        self, draft: Draft, asking: list[tuple[Request, list[tuple[Sequence, int]]]], is_idle: bool
+    ) -> None:
         grant, place = draft.shares.grant, self._rows.place
         for request, asked in asking:
             if request.status is not Status.RUNNING:
@@ -128,11 +165,15 @@ class Planner:
                 if granted and not place(draft, request, sequence, granted):
                     draft.shares.give_back(granted)
                     self._make_room(draft, request, 1, is_idle)
-        if not suspects and not self._has_somebody_given_way:
+
+    def _let_in(self, draft: Draft, is_idle: bool) -> None:
+        """Swapped ones before waiting ones, but for waiting ones of a lower number: in turns."""
+        while True:
+            num_before = draft.num_running
             self._return_swapped(draft, is_idle)
-            if not self._book.swapped:
-                self._start_waiting(draft)
-        return draft
+            self._start_waiting(draft)
+            if draft.num_running == num_before or not self._book.swapped:
+                return
 
     @property
     def _has_somebody_given_way(self) -> bool:
@@ -149,6 +190,8 @@ class Planner:
         Requests come oldest first, so whoever gives way comes later and has no row yet.
         """
         granted = [self._grant(draft, request, sequence, wanted) for sequence, wanted in asked]
+        if not any(granted):
+            return
         if len(asked) > 1:
             need = self._holdings.to_grow(
                 [(one.table, num) for (one, _), num in zip(asked, granted, strict=True) if num]
@@ -195,21 +238,23 @@ class Planner:
     def _return_swapped(self, draft: Draft, is_idle: bool) -> None:
         """In their order, when there is room for all they hold and for what they compute next."""
         swapped = self._book.swapped
-        if not swapped:
+        if not self._precedence.is_swapped_next:
             return
         promised = self._promised()
-        while swapped and draft.shares.left:
+        while self._precedence.is_swapped_next and draft.shares.left:
             request = swapped.first
-            need, num_live = self._holdings.to_return(request), request.num_live
+            need, num_seats = self._holdings.to_return(request), request.num_seats
             free = self._pool.num_available - promised
             has_room = free - need >= (self._watermark_blocks if self._book.running else 0)
-            if not has_room or draft.num_running + num_live > self._max_running:
+            if not has_room or draft.num_running + num_seats > self._max_running:
                 if is_idle and draft.is_empty and not self._book.running:
                     self._giving_way.drop_swapped(request)  # the only way on
                     continue
                 return
             self._book.change(request, Change.SWAP_IN)
-            draft.swap_in += self._holdings.swap_in(request, draft.step_id)
+            moves = self._holdings.swap_in(request, draft.step_id)
+            self._giving_way.moved(request, moves)
+            draft.swap_in += moves
             draft.swapped_in.append(request)
             self._come_back(draft, request)
             for sequence in request.live_sequences:
@@ -218,19 +263,24 @@ class Planner:
             promised += self._holdings.to_come(request)
 
     def _come_back(self, draft: Draft, request: Request) -> None:
-        draft.num_running += request.num_live
+        draft.num_running += request.num_seats
         draft.reserved += self._holdings.to_come(request)
         request.is_protected = True
 
     # ----------------------------------------------------------------- those who wait
 
     def _start_waiting(self, draft: Draft) -> None:
-        """First come, first served: the first who does not fit holds up those behind it."""
+        """In their order: the first who does not fit holds up those behind it."""
         waiting = self._book.waiting
-        if not waiting or not draft.shares.left or draft.num_running >= self._max_running:
+        if (
+            not waiting
+            or self._precedence.is_swapped_next
+            or not draft.shares.left
+            or draft.num_running >= self._max_running
+        ):
             return
         promised = self._promised()
-        while waiting and draft.shares.left:
+        while waiting and draft.shares.left and not self._precedence.is_swapped_next:
             request = waiting.first
             if request.is_suspect and draft.sent:
                 return
@@ -244,19 +294,28 @@ class Planner:
             if request.is_suspect:
                 return
 
-    def _start(self, draft: Draft, request: Request, hits: list[BlockId]) -> None:
+    def _start(self, draft: Draft, request: Request, hits: Found) -> None:
         self._book.change(request, Change.START)
         lead = self._holdings.start(request, hits)
-        num_cached = len(hits) * self._holdings.allocator.block_size
-        if request.num_cached is None:
-            request.num_cached = num_cached
-            if self._holdings.prefix is not None and request.takes_hits:
-                self._counters.prefix_cache_queries += lead.num_tokens
-                self._counters.prefix_cache_hits += num_cached
-            draft.num_running += request.num_live
+        if request.is_pin:
+            self._come_back(draft, request)
+        elif request.num_cached is None:
+            request.num_cached = hits.num_tokens
+            self._count_hits(request, lead, hits)
+            draft.num_running += request.num_seats
         else:
             self._come_back(draft, request)
         self._place_new(draft, request, lead)
+
+    def _count_hits(self, request: Request, lead: Sequence, hits: Found) -> None:
+        """Of a first start only."""
+        can_hit = self._holdings.prefix is not None or len(self._book.pins) > 0
+        if can_hit and request.takes_hits:
+            self._counters.prefix_cache_queries += lead.num_tokens
+            self._counters.prefix_cache_hits += hits.num_tokens
+        if hits.prefix is not None:
+            hits.prefix.num_hits += 1
+            self._counters.pin_hits += 1
 
     def _place_new(self, draft: Draft, request: Request, sequence: Sequence) -> None:
         granted = draft.shares.grant_new(sequence.num_to_compute)
@@ -267,30 +326,31 @@ class Planner:
 
     def _hits_if_it_can_start(
         self, request: Request, promised: int, num_running: int
-    ) -> list[BlockId] | None:
+    ) -> Found | None:
         """The blocks it finds, if those for its other tokens are free, above the watermark.
 
         None if it has to wait: for blocks, for others to end, or for a block that is coming.
         """
-        if num_running + request.num_live > self._max_running:
+        if num_running + request.num_seats > self._max_running:
             return None
         hits = self._holdings.hits(request)
         if hits is None:
             return None
-        need = self._holdings.to_come(request) - len(hits)
-        need += sum([self._pool.is_cached(block_id) for block_id in hits])
+        block_size = self._holdings.allocator.block_size
+        need = hits.num_new_blocks(self._holdings.to_come(request), block_size)
+        need += sum([self._pool.is_cached(block_id) for block_id in hits.blocks])
         spare = self._watermark_blocks if self._book.running else 0
         return hits if self._pool.num_available - promised - need >= spare else None
 
     def _is_suspect_next(self) -> bool:
         """Whether everybody else pauses because a suspect can start now."""
         book = self._book
-        if self._has_somebody_given_way or book.swapped or not book.waiting:
+        if self._has_somebody_given_way or self._precedence.is_swapped_next or not book.waiting:
             return False
         request = book.waiting.first
         if not request.is_suspect:
             return False
-        num_running = sum(request.num_live for request in book.running)
+        num_running = sum(request.num_seats for request in book.running)
         return self._hits_if_it_can_start(request, self._promised(), num_running) is not None
 
     def _promised(self) -> int:

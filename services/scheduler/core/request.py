@@ -1,8 +1,11 @@
 """A request: what the scheduler remembers of one client's wish."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
+from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.bill import Bill
 from services.scheduler.core.decoding import Decoding
 from services.scheduler.core.events import Gateway
 from services.scheduler.core.lifecycle import Change, Status, status_after
@@ -24,7 +27,11 @@ class Listed:
 
 
 class Request:
-    """One client request: one or more sequences that start, give way and come back together."""
+    """One client request: one or more sequences that start, give way and come back together.
+
+    `sequences` are the answers. They grow themselves, but for a beam search: there `beams` grow,
+    and the answers get their tokens at its end.
+    """
 
     def __init__(
         self,
@@ -35,16 +42,25 @@ class Request:
         max_tokens: int,
         decoding: Decoding,
         sequences: tuple[Sequence, ...],
+        bill: Bill | None = None,
+        is_pin: bool = False,
     ) -> None:
         self.submit = submit
+        self.is_pin = is_pin
+        """Whether it is no client's, but computes and holds a pinned prefix (pins.py)."""
         self.gateway = gateway
         self.arrival = arrival
         self.max_tokens = 0
         self.decoding = decoding
         self.sequences = sequences
+        self.search: BeamSearch | None = None
+        self.beams: tuple[Sequence, ...] = ()
+        """What grows in place of the answers while a beam search goes on (beams.py)."""
+        self.num_spare_seats = 0
+        """Beams that it has not yet: they may come, so their places among the running are kept."""
         self.limit(max_tokens)
         self.status = Status.WAITING
-        self.is_queued = True
+        self.is_queued = not is_pin
         """Whether it has yet to take its first step: the queue's limits count it (book.py)."""
         self.prompt_logprobs = list(submit.prompt_logprobs)
         """Of the prompt's tokens from the second on, as far as they are scored."""
@@ -54,11 +70,15 @@ class Request:
         """Tokens that its first start found in the prefix cache; None before it."""
         self.root = b""
         """Where the hashes of its blocks begin; b"" until somebody wants them (kv/prefix.py)."""
-        self.is_protected = False
-        """Whether it came back and has no new token yet: it gives way to nobody."""
+        self.is_protected = is_pin
+        """Whether it gives way to nobody: it came back and has no new token yet, or is a pin."""
         self.num_losses = 0
         """Executors lost in a row while they computed this request's next token."""
         self.was_prompt_counted = False
+        self.bill = bill
+        """What it costs in blocks, if anybody wants to know."""
+        self.waits_since = arrival
+        """When it began to wait, or to be swapped out, the last time."""
         self.last_heard = arrival
         """When its gateway last showed that it knows this request."""
         self.listed: tuple[Listed, ...] = ()
@@ -70,22 +90,45 @@ class Request:
         return self.submit.request_id
 
     @property
+    def priority(self) -> int:
+        """The lower, the sooner it is served."""
+        return self.submit.priority
+
+    @property
+    def expires_at(self) -> float:
+        """When it is too late for anything more; infinite if it has no deadline."""
+        deadline_s = self.submit.deadline_s
+        return inf if deadline_s is None else self.arrival + deadline_s
+
+    @property
     def is_live(self) -> bool:
         """Whether some sequence still grows."""
         return self.status is not Status.FINISHED
 
     @property
     def live_sequences(self) -> tuple[Sequence, ...]:
-        """Those that still grow."""
+        """Those that still grow, and may hold blocks: its beams, or else its unfinished answers."""
+        if self.beams:
+            return self.beams
         sequences = self.sequences
         if len(sequences) == 1 and sequences[0].finish is None:
             return sequences  # of nearly all requests
+        return self.live_answers
+
+    @property
+    def live_answers(self) -> tuple[Sequence, ...]:
+        """Those of its answers that have not ended."""
         return tuple([sequence for sequence in self.sequences if sequence.finish is None])
+
+    @property
+    def every_sequence(self) -> tuple[Sequence, ...]:
+        """All of which anything is remembered: answers, ended or not, and beams."""
+        return (*self.sequences, *self.beams)
 
     @property
     def holds_blocks(self) -> bool:
         """Whether it has blocks in one of the pools."""
-        return self.status is Status.RUNNING or self.status is Status.SWAPPED
+        return self.status in (Status.RUNNING, Status.SWAPPED, Status.PINNED)
 
     @property
     def is_suspect(self) -> bool:
@@ -93,9 +136,9 @@ class Request:
         return self.num_losses >= SUSPECT_AFTER_LOSSES
 
     @property
-    def num_live(self) -> int:
-        """How many still grow."""
-        return sum([sequence.finish is None for sequence in self.sequences])
+    def num_seats(self) -> int:
+        """How many count as running while it runs: those that grow, and beams yet to come."""
+        return len(self.live_sequences) + self.num_spare_seats
 
     @property
     def takes_hits(self) -> bool:
@@ -105,7 +148,7 @@ class Request:
     def limit(self, max_tokens: int) -> None:
         """It may generate so many tokens and no more."""
         self.max_tokens = max_tokens
-        for sequence in self.sequences:
+        for sequence in self.every_sequence:
             sequence.goal = len(sequence.prompt) + max(max_tokens - 1, 0)
 
     @property
@@ -135,6 +178,7 @@ class Request:
             prompt_tokens=len(self.submit.prompt),
             completion_tokens=sum(len(sequence.generated) for sequence in self.sequences),
             cached_tokens=min(self.num_cached or 0, len(self.submit.prompt)),
+            bill=self.bill.told() if self.bill is not None else None,
         )
 
 

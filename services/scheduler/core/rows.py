@@ -44,8 +44,11 @@ class Rows:
         num_tokens = len(sequence.prompt) + len(sequence.generated) + sequence.ahead
         draws: tuple[Sequence, ...] = ()
         samples: tuple[Sample, ...] = ()
+        is_report = False
         if last < num_tokens:
             pass  # there is more of it to come
+        elif request.beams:
+            samples, is_report = request.decoding.asks(sequence), True
         elif len(request.sequences) == 1:
             samples = request.decoding.asks(sequence)
             if samples:
@@ -58,7 +61,10 @@ class Rows:
         (draft.prompts if first < num_tokens - 1 else draft.decodes).append(row)
         if copies:
             draft.copies += copies
-        draft.sent[sequence_id] = SentRow(request, sequence, table, last, draws, score)
+            if request.bill is not None:
+                request.bill.copied_blocks += len(copies)
+        sent = SentRow(request, sequence, table, last, draws, score, is_report)
+        draft.sent[sequence_id] = sent
         self._counters.computed_tokens += num_placed
         if sequence.num_lost > first:
             draft.num_again += min(last, sequence.num_lost) - first

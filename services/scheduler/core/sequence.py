@@ -35,8 +35,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "ahead", "finish", "generated", "goal", "hashes", "index", "logprobs", "num_lost", "prompt",
-        "sequence_id", "swapped", "table",
+        "ahead", "finish", "generated", "goal", "hashes", "index", "logprobs", "num_common",
+        "num_lost", "prompt", "report", "sequence_id", "stem", "swapped", "table",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,12 @@ class Sequence:
         """Of its full blocks, as far as somebody wanted them (kv/prefix.py)."""
         self.num_lost = 0
         """Tokens that were computed once and given up: computing them again is a cost."""
+        self.report: PositionLogprobs | None = None
+        """Of a beam: the likeliest tokens after its last, until all beams of its request know."""
+        self.stem: Sequence | None = None
+        """Of a beam that comes back: the earlier one that begins with most of its tokens."""
+        self.num_common = 0
+        """How many tokens these two have in common."""
 
     @property
     def num_tokens(self) -> int:

@@ -93,14 +93,15 @@ class Steps:
         """An executor with empty pools takes plans from now on."""
         self._past_evictions = self.num_evictions
         if self.holdings is not None and self.holdings.allocator.block_size != ready.block_size:
-            for request in self._book:
-                for sequence in request.sequences:
+            for request in self._book.everyone:
+                for sequence in request.every_sequence:
                     sequence.hashes = []
         allocator = self._make_allocator(ready.num_gpu_blocks, ready.block_size)
         prefix = None
         if self._config.enable_prefix_caching:
             prefix = PrefixCache(allocator.pool, ready.block_size)
-        self.holdings = Holdings(allocator, ready.num_cpu_blocks, prefix)
+        self._book.pins.restart()
+        self.holdings = Holdings(allocator, ready.num_cpu_blocks, prefix, self._book.pins)
         self._costs = MachineCosts(ready.costs, self._counters)
         giving_way = GivingWay(
             book=self._book,
@@ -120,6 +121,7 @@ class Steps:
             max_running=self._config.most_sequences,
             max_scored_tokens=self._config.max_scored_tokens,
             watermark=self._config.watermark,
+            keeps_bills=self._config.enable_kv_bill,
         )
 
     def lose(self) -> list[Request]:
@@ -136,10 +138,10 @@ class Steps:
         for sent in self.in_flight:
             _forget_draws(sent)
         self.in_flight.clear()
-        for request in (*self._book.running, *self._book.swapped):
+        for request in (*self._book.running, *self._book.swapped, *self._book.pinned):
             self.drop(request)
         for request in self._book:
-            for sequence in request.sequences:
+            for sequence in request.every_sequence:
                 sequence.num_lost = 0  # whoever gave way before would compute it again anyway
         self._settle()
         self._planner = None
@@ -216,13 +218,18 @@ class Steps:
         """A request that holds blocks gives them all up, and waits to compute them again."""
         for sequence in request.live_sequences:
             self.release(sequence)
-        request.is_protected = False
+        request.is_protected = request.is_pin
         self._book.change(request, Change.RECOMPUTE)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence needs its blocks no more: they are free now, or at its plan's result."""
         if self.holdings is not None:
             self.holdings.release(sequence)
+
+    def branch(self, beam: Sequence, twin: Sequence) -> None:
+        """Another beam goes on from where this one is, on the same blocks."""
+        if self.holdings is not None:
+            self.holdings.branch(beam, twin)
 
     @property
     def _oldest(self) -> int | None:

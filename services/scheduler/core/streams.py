@@ -106,6 +106,10 @@ class Streams:
         run = TokenRun(request.submit.request_id, sequence.index, start, last, logprobs)
         self._outbox.add_run(request.gateway, run)
 
+    def grew_whole(self, request: Request, sequence: Sequence) -> None:
+        """The sequence has all its tokens at once: it is the answer of a beam search."""
+        self._send_run(request, sequence, 0)
+
     def scored(self, request: Request) -> None:
         """All of the prompt is scored. Where nothing is drawn, that is all there is to be told."""
         if request.max_tokens == 0:

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.interface import PackedBatch
 from services.executor.model.interface import DecoderModel
 from shared.geometry import blocks_in
+from tests.kernels.batches import poison
 
 
 class Teacher:
@@ -26,7 +27,7 @@ class Teacher:
         for row, table in enumerate(torch.split(free, counts)):
             self._tables[row, : len(table)] = table
         self._pool = model.allocate_pool(sum(counts), block_size)
-        self._pool.fill_(float("nan"))
+        poison(self._pool)
         self._computed = [0] * len(prompts)
 
     def logits(self, decoded: int, largest_chunk: int = 40) -> Iterator[tuple[int, int, Tensor]]:

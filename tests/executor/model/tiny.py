@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kernels.select import select_kv_dtype
 from services.executor.model.llama import Llama
 from services.executor.model.loader import load_onto
 from shared.model_source import ModelSource
@@ -56,10 +57,17 @@ def make(family: str, folder: Path, **changes: Any) -> Any:
     return model
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, backend: str = "native") -> Llama:
+def load(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    backend: str = "native",
+    kv_cache_dtype: str = "auto",
+) -> Llama:
     """Our model from a folder or a GGUF file, on one of the back ends."""
     kind: Any = "folder" if path.is_dir() else "gguf"
-    return load_onto(BACKENDS[backend](dtype), ModelSource("tiny", kind, path), lambda _: None)
+    kernels = BACKENDS[backend](dtype)
+    kv_dtype = select_kv_dtype(kernels, kv_cache_dtype)
+    return load_onto(kernels, ModelSource("tiny", kind, path), lambda _: None, kv_dtype)
 
 
 def reference_logits(model: Any, prompts: list[list[int]]) -> list[Tensor]:

@@ -21,7 +21,13 @@ std::vector<float> random_numbers(int64_t count, float scale, float middle = 0) 
     return numbers;
 }
 
-float as_stored(float x, bool is_bf16) { return is_bf16 ? to_float(narrow<bf16>(x)) : x; }
+bf16 narrow(float x) {
+    bf16 all[LANES];
+    put(all, fill(x));
+    return all[0];
+}
+
+float as_stored(float x, bool is_bf16) { return is_bf16 ? to_float(narrow(x)) : x; }
 
 struct Weight {  // plain and packed
     std::vector<float> plain;
@@ -33,7 +39,7 @@ struct Weight {  // plain and packed
         std::vector<bf16> narrow_plain(plain.size());
         for (size_t i = 0; i < plain.size(); i++) {
             plain[i] = as_stored(plain[i], is_bf16);
-            narrow_plain[i] = narrow<bf16>(plain[i]);
+            narrow_plain[i] = narrow(plain[i]);
         }
         packed.resize(splitflap_packed_size(is_bf16, outputs, inputs));
         const void* from = is_bf16 ? (const void*)narrow_plain.data() : plain.data();
@@ -70,7 +76,7 @@ struct Model {
         for (int64_t l = 0; l < LAYERS; l++)
             layers.push_back({norms[2 * l].data(), norms[2 * l + 1].data(), weights[4 * l].matrix,
                               weights[4 * l + 1].matrix, weights[4 * l + 2].matrix,
-                              weights[4 * l + 3].matrix});
+                              weights[4 * l + 3].matrix, 0});
         decoder = {is_bf16, LAYERS, HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, D, 1e-5,
                    1 / std::sqrt((double)D), layers.data(), norms.back().data(), frequencies.data(),
                    embedding.matrix, embedding.matrix};
@@ -140,13 +146,16 @@ struct Model {
         return logits;
     }
 
-    // The same by the step, in chunks of `chunk` tokens, on a pool of NaN.
+    // The same by the step, in chunks of `chunk` tokens, on a pool of NaN that stores `numbers`.
     std::vector<float> logits(const std::vector<int64_t>& ids, int64_t block_size, int64_t chunk,
-                              int threads) const {
+                              int threads, Numbers numbers) const {
         const int64_t n = (int64_t)ids.size(), blocks = (n + block_size - 1) / block_size;
-        const int64_t tile = 2 * block_size * D, size = (blocks + 1) * LAYERS * KV_HEADS * tile;
-        std::vector<uint32_t> memory(size + 256, is_bf16 ? 0x7fc07fc0u : 0x7fc00000u);
-        const Pool pool{memory.data(), LAYERS * KV_HEADS * tile, KV_HEADS * tile, tile, block_size};
+        const int64_t bytes = numbers == INT8 ? 1 : numbers == BFLOAT16 ? 2 : 4;
+        const int64_t tile = 2 * block_size * (D + (numbers == INT8 ? 2 : 0));
+        const int64_t size = ((blocks + 1) * LAYERS * KV_HEADS * tile + 256) * bytes;
+        std::vector<uint32_t> memory(size / 4 + 1, 0xffffffffu);
+        const Pool pool{memory.data(), LAYERS * KV_HEADS * tile, KV_HEADS * tile,
+                        tile,          block_size,               numbers};
         std::vector<int32_t> table(blocks);
         for (int64_t b = 0; b < blocks; b++) table[b] = (int32_t)(blocks - b);
         std::vector<float> all(n * VOCAB);
@@ -173,13 +182,23 @@ struct Model {
 int main() {
     printf("%d lanes, bfloat16 dot product: %s\n", LANES, DOTS_BF16 ? "yes" : "no");
     bool is_right = true;
-    for (bool is_bf16 : {false, true}) {
-        const Model model(is_bf16);
+    struct Kind {
+        bool is_bf16;
+        Numbers numbers;
+        const char* name;
+        double most;
+    };
+    for (Kind kind : {Kind{false, FLOAT32, "float32", 1e-5}, Kind{true, BFLOAT16, "bfloat16", 0.05},
+                      Kind{false, BFLOAT16, "float32 over bfloat16", 0.03},
+                      Kind{false, INT8, "float32 over int8", 0.05},
+                      Kind{true, INT8, "bfloat16 over int8", 0.07}}) {
+        const Model model(kind.is_bf16);
         for (int64_t length : {1, 7, 40, 290}) {
+            if (kind.numbers != (kind.is_bf16 ? BFLOAT16 : FLOAT32) && length == 7) continue;
             std::vector<int64_t> ids;
             for (int64_t i = 0; i < length; i++) ids.push_back((int64_t)(dice() % VOCAB));
             const std::vector<double> plain = model.plain_logits(ids);
-            const std::vector<float> whole = model.logits(ids, 16, length, 1);
+            const std::vector<float> whole = model.logits(ids, 16, length, 1, kind.numbers);
             double error = 0, size = 0;
             for (size_t i = 0; i < plain.size(); i++) {
                 error += (plain[i] - whole[i]) * (plain[i] - whole[i]);
@@ -189,10 +208,10 @@ int main() {
             bool is_equal = true;
             for (int64_t block_size : {1, 3, 8, 16, 32})
                 for (int64_t chunk : {1, 5, 64})
-                    is_equal &= model.logits(ids, block_size, chunk, 2) == whole;
-            const bool is_near = error < (is_bf16 ? 0.05 : 1e-5);
+                    is_equal &= model.logits(ids, block_size, chunk, 2, kind.numbers) == whole;
+            const bool is_near = error < kind.most;
             printf("%s, %3d tokens: error %.1e%s; in any chunks, blocks and threads %s\n",
-                   is_bf16 ? "bfloat16" : "float32 ", (int)length, error, is_near ? "" : " TOO LARGE",
+                   kind.name, (int)length, error, is_near ? "" : " TOO LARGE",
                    is_equal ? "equal" : "NOT EQUAL");
             is_right &= is_near && is_equal;
         }

@@ -5,7 +5,7 @@ from tests.scheduler.core.house import House
 
 @pytest.fixture
 def build():
-    """Builds houses; in the end all that is left is run to its end and every block is free."""
+    """Builds houses; in the end all is run to its end, unpinned, and every block is free."""
     houses = []
 
     def build_house(*args, **kwargs):
@@ -16,6 +16,8 @@ def build():
     for house in houses:
         if house.executor is not None:
             house.run()
+        for prefix in list(house.core.book.pins):
+            house.unpin(prefix.pin.pin_id, key_hash=prefix.pin.key_hash)
         assert house.core.num_running == 0
         assert house.free == house.core.usage().num_blocks
 

@@ -13,12 +13,15 @@ from services.scheduler.core.events import (
     ExecutorLost,
     Gateway,
     GatewayLost,
+    PinRequested,
+    PinsListed,
     RequestArrived,
     RequestDone,
     StepFinished,
     StepRefused,
     StreamsListed,
     Tick,
+    UnpinRequested,
 )
 from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
@@ -34,12 +37,15 @@ from shared.messages import (
     Costs,
     ExecutorReady,
     GeneratedSequence,
+    ListPins,
+    Pin,
     StepFailed,
     StepPlan,
     StepResult,
     StreamPosition,
     Submit,
     Tokens,
+    Unpin,
 )
 from shared.sampling import SamplingParams
 from tests.scheduler.core.toys import (
@@ -121,7 +127,7 @@ class House:
     def _check_previous(self, plan):
         """PREVIOUS stands where the plan before draws, and nowhere else."""
         before = self.plans[-1].rows if self.plans else ()
-        drawn = {ask.sequence_id for row in before for ask in row.samples}
+        drawn = {ask.sequence_id for row in before for ask in row.samples if ask.draw}
         goes_on = {row.sequence_id for row in plan.rows if row.token_ids[-1] == PREVIOUS}
         assert goes_on <= drawn, "PREVIOUS, and the plan before draws nothing for it"
         assert not goes_on or self.plans[-1].step_id == plan.step_id - 1
@@ -137,11 +143,13 @@ class House:
             if later.step_id >= plan.step_id  # who gave way may be back in the same plan
             for row in later.rows
             for ask in row.samples
+            if ask.draw
         ]
-        for request in self.core.book:
-            if told and any(one.sequence_id in told for one in request.sequences):
+        for request in self.core.book.everyone:
+            if told and any(one.sequence_id in told for one in request.every_sequence):
                 num_tokens = sum(
-                    one.num_drawn - drawn_since.count(one.sequence_id) for one in request.sequences
+                    one.num_drawn - drawn_since.count(one.sequence_id)
+                    for one in request.every_sequence
                 )
                 before = self.gave_way.get(request, -1)
                 assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"
@@ -245,6 +253,20 @@ class House:
     def lose_gateway(self, gateway="g"):
         return self.handle(GatewayLost(self.later(), _gateway(gateway)))
 
+    def pin(self, name, tokens, *, gateway="g", key_hash=b"", cache_salt="", context=b""):
+        pin = Pin(RequestId(name), tuple(tokens), cache_salt, key_hash, context)
+        return self.handle(PinRequested(self.later(), _gateway(gateway), pin))
+
+    def unpin(self, name, *, gateway="g", key_hash=b""):
+        unpin = Unpin(RequestId(name), key_hash)
+        return self.handle(UnpinRequested(self.later(), _gateway(gateway), unpin))
+
+    def pins(self, *, gateway="g", key_hash=b""):
+        """What the list of pinned prefixes says, by name."""
+        query = ListPins(RequestId("query"), key_hash)
+        self.handle(PinsListed(self.later(), _gateway(gateway), query))
+        return {item.pin_id: item for item in self.gateways[_gateway(gateway)].pins.items}
+
     def tick(self, seconds=0.1):
         return self.handle(Tick(self.later(seconds)))
 
@@ -297,6 +319,10 @@ class House:
     def table(self, name, index=0):
         """((physical block, # filled), ...) as in the paper's figures."""
         return self.sequence(name, index).table.entries()
+
+    def pin_table(self, name):
+        """The same of a pinned prefix."""
+        return self.core.book.pins.get(RequestId(name)).request.sequences[0].table.entries()
 
     def ref_count(self, block_id):
         return self.core.steps.holdings.allocator.pool.ref_count(block_id)

@@ -102,21 +102,12 @@ def test_a_defaulted_max_tokens_is_the_rest_of_the_context_when_the_pool_is_larg
 
 
 @pytest.mark.parametrize(
-    ("extra", "field"),
-    [({"priority": 1}, "priority"), ({"deadline_s": 3.0}, "deadline_s"),
-     ({"deadline_s": 0.0}, "deadline_s")],
-)  # fmt: skip
-def test_an_option_of_a_later_part_is_refused_and_never_ignored(house, extra, field):
-    house.submit("A", extra=extra)
-    assert (refused(house).code, refused(house).param) == (ErrorCode.UNSUPPORTED, field)
-
-
-@pytest.mark.parametrize(
     ("params", "field"),
     [({"n": 0}, "n"), ({"n": 129}, "n"), ({"logprobs": 21}, "logprobs"),
      ({"min_tokens": 9, "max_tokens": 8},
      "min_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"stop_token_ids": (VOCAB,)},
-     "stop_token_ids"), ({"use_beam_search": True}, "use_beam_search")],
+     "stop_token_ids"), ({"use_beam_search": True}, "temperature"),
+     ({"length_penalty": 2.0}, "length_penalty")],
 )  # fmt: skip
 def test_sampling_is_checked_and_the_field_is_named(house, params, field):
     house.submit("A", sampling=SamplingParams(**params))

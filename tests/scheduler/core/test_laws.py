@@ -6,7 +6,8 @@ from services.scheduler.core.laws import check_laws
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.sequence import Finish
 from shared.errors import InvariantBroken
-from shared.sampling import FinishReason
+from shared.messages import PositionLogprobs
+from shared.sampling import NO_DRAW, FinishReason
 from tests.scheduler.core.house import House
 
 
@@ -144,3 +145,68 @@ def test_a_fault_is_told_by_the_law_it_breaks(at_work, fault, law):
     fault(at_work)
     with pytest.raises(InvariantBroken, match=law):
         check_laws(at_work.core)
+
+
+@pytest.fixture
+def searching():
+    house = House(64, num_cpu_blocks=4)
+    house.submit("A", prompt=6, max_tokens=8, n=3, use_beam_search=True, draw=NO_DRAW)
+    house.step(2)
+    check_laws(house.core)
+    return house
+
+
+def beam_of(house):
+    return house.core.book.get("A").beams[1]
+
+
+def find_a_text_twice(house):
+    beam_of(house).generated[:] = house.core.book.get("A").beams[0].generated
+
+
+def run_ahead(house):
+    beam_of(house).generated.append(1)
+
+
+def forget_a_seat(house):
+    house.core.book.get("A").num_spare_seats += 1
+
+
+def tell_too_early(house):
+    house.sequence("A").generated.append(1)
+
+
+def believe_a_report_of_less(house):
+    beam_of(house).report = PositionLogprobs(-1.0, 1)
+    beam_of(house).table.num_filled -= 1
+
+
+def sit_on_reports(house):
+    for beam in house.core.book.get("A").beams:
+        beam.report = PositionLogprobs(-1.0, 1)
+
+
+def lose_the_beams(house):
+    house.core.book.get("A").beams = ()
+
+
+def hold_blocks_without_a_stem(house):
+    one, other, third = house.core.book.get("A").beams
+    other.stem, third.stem = one, other
+    house.core.steps.holdings.release(other)
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        (find_a_text_twice, "beams, each another text"), (run_ahead, "beams, all of one length"),
+        (forget_a_seat, "beams, each another text"), (tell_too_early, "a logprob|answers come at"),
+        (believe_a_report_of_less, "beams, a report is of all"),
+        (sit_on_reports, "beams, no search waits"), (lose_the_beams, "law 4, every table has one"),
+        (hold_blocks_without_a_stem, "law 5, running ones hold"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_beams_is_told_by_the_law_it_breaks(searching, fault, law):
+    fault(searching)
+    with pytest.raises(InvariantBroken, match=law):
+        check_laws(searching.core)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shared.messages import Costs
-from shared.sampling import DrawParams
-from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, random_walk
+from shared.sampling import DrawParams, EarlyStopping
+from tests.scheduler.core.walker import GATEWAYS, PENALTY, Walker, as_beams, random_walk
 
 ANY = st.integers(0, 99)
 GATEWAY = st.sampled_from(GATEWAYS)
@@ -38,7 +38,10 @@ class Walk(RuleBasedStateMachine):
         enable_prefix_caching=st.booleans(),
         plans_in_flight=st.sampled_from((1, 2)),
         costs=st.sampled_from((Costs(64, 1e9, 1e3), Costs(64, 1e3, 1e6), Costs(64, 0.0, 0.0))),
+        max_pinned_share=st.sampled_from((0.2, 0.5, 0.9)),
         join=st.booleans(),
+        scheduling_policy=st.sampled_from(("fcfs", "priority")),
+        enable_kv_bill=st.booleans(),
     )
     def build(self, **house):
         self.walker = Walker(max_model_len=40, stream_ttl_s=50.0, **house)
@@ -58,10 +61,14 @@ class Walk(RuleBasedStateMachine):
         n=st.sampled_from((1, 1, 2, 3)),
         family=st.sampled_from((None, 0, 1)),
         tenant=st.sampled_from((0, 0, 1)),
+        priority=st.sampled_from((0, 0, 1, -7)),
+        deadline_s=st.sampled_from((None, None, 0.05, 4.0)),
+        beams=st.none()
+        | st.tuples(st.sampled_from((-1.0, 0.0, 2.0)), st.sampled_from(EarlyStopping)),
     )
     def submit(
         self, prompt, max_tokens, gateway, seed, ignore_eos, min_tokens, stops, age_s, logprobs,
-        prompt_logprobs, draw, n, family, tenant,
+        prompt_logprobs, draw, n, family, tenant, priority, deadline_s, beams,
     ):  # fmt: skip
         params = {
             "seed": seed,
@@ -73,7 +80,14 @@ class Walk(RuleBasedStateMachine):
             "draw": draw,
             "n": n,
         }
-        self.walker.submit(prompt, max_tokens, gateway, params, age_s, family, tenant)
+        if beams is not None:
+            params |= as_beams(*beams)
+        if self.walker.settings["scheduling_policy"] == "fcfs":
+            priority = 0
+        self.walker.submit(
+            prompt, max_tokens, gateway, params, age_s, family, tenant,
+            priority=priority, deadline_s=deadline_s,
+        )  # fmt: skip
 
     @rule(times=st.integers(1, 6))
     def step(self, times):
@@ -145,6 +159,19 @@ class Walk(RuleBasedStateMachine):
     def restart(self):
         self.walker.restart()
 
+    @rule(
+        num_tokens=st.integers(1, 14),
+        gateway=GATEWAY,
+        family=st.sampled_from((0, 1)),
+        tenant=st.sampled_from((0, 0, 1)),
+    )
+    def pin(self, num_tokens, gateway, family, tenant):
+        self.walker.pin(num_tokens, gateway, family, tenant)
+
+    @rule(which=ANY, gateway=GATEWAY)
+    def unpin(self, which, gateway):
+        self.walker.unpin(which, gateway)
+
     @rule(seconds=st.sampled_from((0.1, 3.0)))
     def tick(self, seconds):
         self.walker.tick(seconds)
@@ -167,25 +194,39 @@ TestWalk = Walk.TestCase
 
 
 HOUSES = {
-    "tiny": {"num_blocks": 6, "block_size": 4, "max_model_len": 40},
+    "tiny": {
+        "num_blocks": 6, "block_size": 4, "max_model_len": 40, "deadlines": (None, None, 0.05, 0.5),
+    },
     "chunks": {
         "num_blocks": 9, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 5,
         "max_num_seqs": 4, "max_scored_tokens": 3, "max_num_queued_reqs": 3,
     },
     "single places": {"num_blocks": 40, "block_size": 1, "max_model_len": 48, "watermark": 0.1},
     "all at once": {
-        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3),
+        "num_blocks": 14, "block_size": 2, "max_model_len": 24, "widths": (1, 2, 3), "beams": 0.3,
         "num_cpu_blocks": 9, "preemption_mode": "swap", "enable_prefix_caching": True,
         "plans_in_flight": 2, "watermark": 0.0,
     },
     "recompute, two ahead": {
-        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2),
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2), "beams": 0.4,
         "preemption_mode": "recompute", "enable_prefix_caching": True, "plans_in_flight": 2,
         "max_num_batched_tokens": 7,
     },
     "cheapest": {
-        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4),
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 4), "beams": 0.3,
         "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0,
+    },
+    "priorities": {
+        "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 1, 3), "beams": 0.1,
+        "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0, "max_num_seqs": 5,
+        "scheduling_policy": "priority", "priorities": (0, 1, 1, 5, -2),
+        "deadlines": (None, None, 0.05, 0.5), "enable_prefix_caching": True, "plans_in_flight": 2,
+        "max_num_batched_tokens": 9, "enable_kv_bill": True,
+    },
+    "priorities, swap": {
+        "num_blocks": 8, "block_size": 3, "max_model_len": 24, "widths": (1, 2), "beams": 0.4,
+        "num_cpu_blocks": 20, "preemption_mode": "swap", "watermark": 0.1, "max_num_seqs": 3,
+        "scheduling_policy": "priority", "priorities": (2, 1, 0), "deadlines": (None, 0.3),
     },
 }  # fmt: skip
 
@@ -198,12 +239,21 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     must = {
         "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
         "row error", "executor lost", "late result", "scored", "only scored",
+        "pinned", "unpinned",
     }  # fmt: skip
     house = HOUSES[name]
+    if house["num_blocks"] * house["block_size"] > 24:  # else few prefixes fit beside requests
+        must.add("pin hit")
     if "max_num_queued_reqs" in house:
         must.add("queue_full")
     if "widths" in house:
         must.add("copy on write")
+    if "beams" in house:
+        must.add("beam")
+        if "preemption_mode" in house:
+            must.add(f"beam {house['preemption_mode']}")
+    if "deadlines" in house:
+        must.add("deadline")
     if house.get("enable_prefix_caching"):
         must |= {"hit", "eviction"}
     if "num_cpu_blocks" in house:

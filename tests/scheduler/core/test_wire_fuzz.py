@@ -9,14 +9,28 @@ from hypothesis import strategies as st
 from services.scheduler.core.events import (
     AttachRequested,
     CancelRequested,
+    PinRequested,
+    PinsListed,
     RequestArrived,
     RequestDone,
     StepFinished,
     StepRefused,
     StreamsListed,
+    UnpinRequested,
 )
 from shared.codec import encode
-from shared.messages import Attach, Cancel, Done, Heartbeat, StepFailed, StepResult, Submit
+from shared.messages import (
+    Attach,
+    Cancel,
+    Done,
+    Heartbeat,
+    ListPins,
+    Pin,
+    StepFailed,
+    StepResult,
+    Submit,
+    Unpin,
+)
 from tests.fuzzing import many_cases
 from tests.scheduler.core.house import BOOT, House
 from tests.scheduler.core.wild import GATEWAY_MESSAGES, GATEWAYS, PLAIN, on_the_wire, reports_on
@@ -29,6 +43,8 @@ HOUSES = st.fixed_dictionaries(
         "max_scored_tokens": st.sampled_from((1, 3, 256)),
         "max_num_queued_reqs": st.sampled_from((2, 4096)),
         "join": st.booleans(),
+        "scheduling_policy": st.sampled_from(("fcfs", "priority", "priority")),
+        "enable_kv_bill": st.booleans(),
     }
 )
 WORDS = st.tuples(GATEWAYS, GATEWAY_MESSAGES)
@@ -62,6 +78,12 @@ def say(house, gateway, message):
             event = RequestDone(now, gateway, request_id)
         case Heartbeat(streams=streams):
             event = StreamsListed(now, gateway, streams)
+        case Pin():
+            event = PinRequested(now, gateway, message)
+        case Unpin():
+            event = UnpinRequested(now, gateway, message)
+        case ListPins():
+            event = PinsListed(now, gateway, message)
     house.handle(event)
 
 
@@ -80,13 +102,15 @@ def move(house, name):
 
 
 def close(house):
-    """All gateways leave: whatever was said, nothing is left."""
+    """All gateways leave, and nothing stays pinned: whatever was said, nothing is left."""
     if house.executor is None:
         house.join()
     house.run()
     for gateway in "gh":
         house.lose_gateway(gateway)
     core = house.core
+    for prefix in list(core.book.pins):
+        house.unpin(prefix.pin.pin_id, key_hash=prefix.pin.key_hash)
     assert (core.num_running, core.num_waiting, core.num_queued) == (0, 0, 0)
     assert core.num_queued_tokens == 0
     assert len(core.book) == 0

@@ -8,6 +8,7 @@ gap.
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 
 from shared.geometry import blocks_in
@@ -16,15 +17,20 @@ from shared.messages import (
     Accepted,
     Attached,
     Finished,
+    Pinned,
+    Pins,
     PositionLogprobs,
     Refused,
     RowError,
+    Sample,
     Sampled,
     Scored,
     StepResult,
     Tokens,
+    Unpinned,
 )
 from shared.sampling import FinishReason
+from tests.scheduler.core.plain_beams import plain_beams
 
 VOCAB = 40
 EOS = 0
@@ -51,6 +57,26 @@ def logprobs_of(context, token_id, num_top):
     )  # fmt: skip
 
 
+def opinion(context):
+    """What the toy takes each token to be worth after `context`: sixteenths, so that sums are exact
+    and equals are frequent."""
+    story = repr(("opinion", *context)).encode()
+    return [-(byte % 80) / 16 for byte in blake2b(story, digest_size=VOCAB).digest()]
+
+
+def report_of(context, num_top, token_id=None):
+    """The likeliest tokens after `context`; `token_id` is another one to tell of than the first."""
+    worth = opinion(context)
+    best = sorted(range(VOCAB), key=lambda one: (-worth[one], one))
+    chosen = worth[best[0] if token_id is None else token_id]
+    return PositionLogprobs(
+        chosen,
+        1 + sum(value > chosen for value in worth),
+        tuple(best[:num_top]),
+        tuple(worth[one] for one in best[:num_top]),
+    )
+
+
 def placed(tokens):
     """The context of these tokens: each with its position."""
     return [(token_id, position) for position, token_id in enumerate(tokens)]
@@ -61,6 +87,11 @@ def solo_logprobs(prompt, sampling, answer):
     if sampling.logprobs is None:
         return ()
     tokens = (*prompt, *answer)
+    if sampling.use_beam_search:
+        return tuple(
+            report_of(placed(tokens[:at]), sampling.logprobs, tokens[at])
+            for at in range(len(prompt), len(tokens))
+        )
     return tuple(
         logprobs_of(placed(tokens[:at]), tokens[at], sampling.logprobs)
         for at in range(len(prompt), len(tokens))
@@ -92,6 +123,8 @@ def solo(prompt, sampling, max_tokens=None, index=0):
     limit = sampling.max_tokens if max_tokens is None else max_tokens
     tokens = list(prompt)
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    if sampling.use_beam_search:
+        return _solo_beam(prompt, sampling, limit, index, frozenset(stops))
     for count in range(1, limit + 1):
         banned = stops if count <= sampling.min_tokens else ()
         seed = luck(_of_index(sampling.seed, index), sampling.draw, tokens, len(prompt))
@@ -100,6 +133,18 @@ def solo(prompt, sampling, max_tokens=None, index=0):
         if token_id in stops:
             return tuple(tokens[len(prompt) :]), FinishReason.STOP, token_id
     return tuple(tokens[len(prompt) :]), FinishReason.LENGTH, None
+
+
+def _solo_beam(prompt, sampling, limit, index, stops):
+    found = _solo_beams(tuple(prompt), sampling, limit, stops)[index]
+    if found.is_stopped:
+        return found.tokens, FinishReason.STOP, found.tokens[-1]
+    return found.tokens, FinishReason.LENGTH, None
+
+
+@lru_cache(maxsize=1_000)
+def _solo_beams(prompt, sampling, limit, stops):
+    return plain_beams(lambda tokens: opinion(placed(tokens)), prompt, sampling, limit, stops)
 
 
 class ToyExecutor:
@@ -144,7 +189,7 @@ class ToyExecutor:
                 row = _resolved(row, token_id)
             rows.append(row)
         errors += [RowError(row.sequence_id, "its token before failed") for row in lost]
-        drawn = {ask.sequence_id: None for row in plan.rows for ask in row.samples}
+        drawn = {ask.sequence_id: None for row in plan.rows for ask in row.samples if ask.draw}
         last_two = {step: it for step, it in self.drawn.items() if step >= plan.step_id - 1}
         self.drawn = {**last_two, plan.step_id: drawn}
         for row in rows:
@@ -162,6 +207,11 @@ class ToyExecutor:
             last = row.first_position + len(row.token_ids)
             context = [self.store.get(self._place(row, position)) for position in range(last)]
             for ask in row.samples:
+                if ask.draw is None:
+                    assert ask == Sample(row.sequence_id, 0, 0, None, num_top=ask.num_top)
+                    told = report_of(context, ask.num_top)
+                    sampled.append(Sampled(ask.sequence_id, None, told))
+                    continue
                 assert ask.draw.needs_history == bool(ask.history)
                 seed = luck(_of_index(ask.seed, ask.index), ask.draw, ask.history, ask.num_prompt)
                 token_id = next_token(context, seed, ask.banned_ids)
@@ -220,6 +270,7 @@ class ToyGateway:
 
     def __init__(self):
         self.streams = defaultdict(Stream)
+        self.pinned, self.unpinned, self.pins = {}, [], None
         self.is_deaf = False
         self.may_gap = False
 
@@ -243,6 +294,12 @@ class ToyGateway:
                     assert self.may_gap, "Finished came before its tokens"
             case Refused(request_id):
                 self.streams[request_id].refused = message
+            case Pinned(pin_id):
+                self.pinned[pin_id] = message
+            case Unpinned(pin_id):
+                self.unpinned.append(pin_id)
+            case Pins():
+                self.pins = message
             case Attached(request_id):
                 self.streams[request_id].attached = message
                 self.streams[request_id].prompt_logprobs = message.prompt_logprobs

@@ -13,7 +13,7 @@ from services.scheduler.core.events import StepFinished
 from shared.errors import ErrorCode
 from shared.ids import Boot
 from shared.messages import GeneratedSequence, PreemptionMode
-from shared.sampling import DrawParams, FinishReason, SamplingParams
+from shared.sampling import NO_DRAW, DrawParams, EarlyStopping, FinishReason, SamplingParams
 from tests.scheduler.core.house import House
 from tests.scheduler.core.toys import VOCAB, solo, solo_logprobs, solo_scores
 
@@ -26,22 +26,29 @@ FAMILIES = [tuple((first + at * 7) % (VOCAB - 1) + 1 for at in range(40)) for fi
 class Walker:
     """A house, and what a plain memory of the walk knows about each request."""
 
-    def __init__(self, widths=(1,), **house):
-        """`widths` are the n of the requests that a random walk submits."""
+    def __init__(self, widths=(1,), beams=0.0, priorities=(0,), deadlines=(None,), **house):
+        """`widths`, ... are the n, the priorities and so on of what a random walk submits; `beams`
+        is the share of beam searches."""
         self.house = House(**house)
-        self.settings, self.widths = house, widths
+        self.settings, self.widths, self.beams = house, widths, beams
+        self.priorities, self.deadlines = priorities, deadlines
+        self.births = {}
         self.owners = {}
         self.answers, self.logprobs, self.scores = {}, {}, {}
+        self.pinned = {}
         self.may_fail = set()
         self.over = set()
         self.count = 0
         self.seen = {}
         self.happened = Counter()
+        self.seen_plans, self.searched = 0, set()
 
     # ------------------------------------------------------------------ moves
 
-    def submit(self, prompt, max_tokens, gateway, params, age_s=0.0, family=None, tenant=0):
-        """`params`: keyword arguments of SamplingParams beside max_tokens.
+    def submit(
+        self, prompt, max_tokens, gateway, params, age_s=0.0, family=None, tenant=0, **extra
+    ):  # fmt: skip
+        """`params`: keyword arguments of SamplingParams beside max_tokens; `extra`: of Submit.
 
         Prompts of one family begin alike, for all but their last two tokens.
         """
@@ -49,6 +56,8 @@ class Walker:
             return
         self.count += 1
         name = f"{self.count:03d}"
+        if params.get("use_beam_search") and max_tokens is None:
+            max_tokens = 7  # how many fit decides which texts are best
         house, sampling = self.house, SamplingParams(max_tokens=max_tokens, **params)
         self.owners[name] = gateway
         ids = tuple((self.count * 5 + at * at) % (VOCAB - 1) + 1 for at in range(prompt))
@@ -56,17 +65,50 @@ class Walker:
             ids = FAMILIES[family][: prompt - 2] + ids[:2]
         most = house.max_model_len - prompt if max_tokens is None else max_tokens
         most = min(most, 4 * house.block_size * house.num_blocks)
-        answers = [solo(ids, sampling, most, index)[0] for index in range(sampling.n)]
+        if sampling.use_beam_search and not most:
+            answers = [()] * sampling.n  # refused
+        else:
+            answers = [solo(ids, sampling, most, index)[0] for index in range(sampling.n)]
         self.answers[name] = answers
         self.logprobs[name] = [solo_logprobs(ids, sampling, answer) for answer in answers]
         self.scores[name] = solo_scores(ids, sampling)
         house.submit(
             name, ids, gateway=gateway, sampling=sampling, age_s=age_s,
-            key_hash=bytes(tenant), extra={"cache_salt": "s" * tenant},
+            key_hash=bytes(tenant), extra={"cache_salt": "s" * tenant, **extra},
         )  # fmt: skip
+        self.births[name] = house.now - age_s
         if refusal := self._stream(name).refused:
             self._forget(name)
             self.happened[str(refusal.code)] += 1
+
+    def pin(self, num_tokens, gateway, family, tenant):
+        """Pin the beginning of a family's prompts; at most three at a time."""
+        if len(self.pinned) < 3:
+            self.count += 1
+            name = f"P{self.count:03d}"
+            self.pinned[name] = (FAMILIES[family][:num_tokens], gateway, tenant)
+            self._pin_again(name)
+            self._drop_refused_pins()
+
+    def unpin(self, which, gateway):
+        if self.pinned:
+            name = sorted(self.pinned)[which % len(self.pinned)]
+            _, _, tenant = self.pinned.pop(name)
+            self.house.unpin(name, gateway=gateway, key_hash=bytes(tenant))
+            self.happened["unpinned"] += 1
+
+    def _pin_again(self, name):
+        tokens, gateway, tenant = self.pinned[name]
+        self.house.pin(
+            name, tokens, gateway=gateway, key_hash=bytes(tenant), cache_salt="s" * tenant
+        )
+
+    def _drop_refused_pins(self):
+        """Forget those that are here no more, for whatever reason."""
+        here = {prefix.pin.pin_id for prefix in self.house.core.book.pins}
+        for name in self.pinned.keys() - here if self.house.executor is not None else ():
+            del self.pinned[name]
+            self.happened["pin refused or dropped"] += 1
 
     def step(self, times=1):
         for _ in range(times):
@@ -189,11 +231,14 @@ class Walker:
     def restart(self):
         """The scheduler dies; its gateways submit what they hold to the next one."""
         self._count()
+        self.seen_plans, self.searched = 0, set()
         old, self.house = self.house, House(**{**self.settings, "join": False})
         self.house.gateways, self.house.now = old.gateways, old.now
         self.house.submits, self.house.history = old.submits, old.history
         for gateway in self.house.gateways.values():
             gateway.is_deaf = False
+        for name in self.pinned:
+            self._pin_again(name)
         for name in self.owners:
             streams = self._streams(name)
             is_new = not any(stream.finished or stream.tokens for stream in streams)
@@ -209,12 +254,16 @@ class Walker:
     def tick(self, seconds):
         self._count()
         self.house.tick(seconds)
+        for request in self.house.core.book:
+            late = request.is_live and request.expires_at <= self.house.now
+            assert not late, f"{request.request_id} goes on after its deadline"
 
     # ------------------------------------------------------------------ checks
 
     def check(self):
         """What must hold between any two moves."""
         self._drop_refused()
+        self._drop_refused_pins()
         for name in self.owners:
             for index, stream in enumerate(self._streams(name)):
                 held, answer = tuple(stream.tokens), self.answers[name][index]
@@ -239,11 +288,26 @@ class Walker:
             "fallback": counters.swap_fallbacks,
             "copy on write": counters.cow_copies,
             "hit": counters.prefix_cache_hits,
+            "pinned": counters.pins_taken,
+            "pin hit": counters.pin_hits,
             "eviction": self.house.core.prefix_evictions,
+            "deadline": counters.deadlines_passed,
         }
+        self._count_beams()
         for what, times in now.items():
             self.happened[what] += max(0, times - seen.get(what, 0))
         self.seen = now
+
+    def _count_beams(self):
+        """What became of beam searches since this was last asked, as far as plans tell it."""
+        plans, self.seen_plans = self.house.plans[self.seen_plans :], len(self.house.plans)
+        for plan in plans:
+            asks = [ask for row in plan.rows for ask in row.samples if ask.draw is None]
+            self.searched.update(ask.sequence_id for ask in asks)
+            self.happened["beam"] += len(asks)
+            for told in plan.preemptions:
+                if told.sequence_id in self.searched:
+                    self.happened[f"beam {told.mode}"] += 1
 
     def end(self):
         """Mend everything, run to the end, and look at every answer."""
@@ -260,6 +324,9 @@ class Walker:
             self._check_whole(name)
             self.house.done(name, gateway=self.owners[name])
         self._count()
+        assert all(prefix.is_ready for prefix in self.house.core.book.pins)
+        while self.pinned:
+            self.unpin(0, "g")
         core = self.house.core
         assert (core.num_running, core.num_waiting, core.num_swapped) == (0, 0, 0)
         for usage in (core.usage(), core.cpu_usage()):
@@ -275,9 +342,12 @@ class Walker:
         assert finished is not None, f"{name} never ended"
         assert finished.length == len(stream.tokens)
         if finished.reason is FinishReason.ERROR:
-            assert name in self.may_fail, f"{name}: {finished.error}"
+            assert name in self.may_fail or self._is_late(name, finished), finished.error
         elif finished.reason is FinishReason.LENGTH:
             most = self.house.core.book.get(name).max_tokens
+            is_default = self.house.submits[name].sampling.max_tokens is None
+            if is_default and self.happened["restart"]:
+                most = finished.length  # beside other prefixes than now, other numbers fitted
             assert name in self.may_fail or finished.length == most
             if most == 0:
                 assert index or stream.prompt_logprobs == self.scores[name]
@@ -299,6 +369,13 @@ class Walker:
             for index in range(self.house.width(name))
         ]
 
+    def _is_late(self, name, finished):
+        """Whether it says that its deadline has passed, and that is true."""
+        deadline_s = self.house.submits[name].deadline_s
+        if finished.code is not ErrorCode.DEADLINE or deadline_s is None:
+            return False
+        return self.births[name] + deadline_s <= self.house.now + 1e-6
+
     def _is_deaf(self, name):
         return self.house.gateways[self.owners[name].encode()].is_deaf
 
@@ -318,7 +395,7 @@ class Walker:
         return {
             request.request_id
             for request in self.house.core.book
-            for sequence in request.sequences
+            for sequence in request.every_sequence
             if sequence.sequence_id in sequence_ids
         }
 
@@ -338,16 +415,29 @@ class Walker:
         ended = [stream.finished for stream in self._streams(name)]
         self.house.submit(
             name, submit.prompt, gateway=self.owners[name], sampling=submit.sampling,
+            age_s=self.house.now - self.births[name],
             extra={
                 "generated": generated,
                 "prompt_logprobs": stream.prompt_logprobs,
                 "resubmitted": resubmitted,
                 "key_hash": submit.key_hash,
                 "cache_salt": submit.cache_salt,
+                "priority": submit.priority,
+                "deadline_s": submit.deadline_s,
             },
         )  # fmt: skip
         for stream, end in zip(self._streams(name), ended, strict=True):
             stream.finished = stream.finished or end
+
+
+def as_beams(length_penalty, early_stopping):
+    """What a wish says more to be searched with beams."""
+    return {
+        "use_beam_search": True,
+        "draw": NO_DRAW,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+    }
 
 
 def random_walk(seed, num_moves, **house):
@@ -373,10 +463,24 @@ def _submit(walker, dice, gateway, _):
         "draw": dice.choice((DrawParams(), DrawParams(), PENALTY)),
     }
     params["n"] = dice.choice(walker.widths)
+    if walker.beams and dice.random() < walker.beams:
+        params |= as_beams(dice.choice((-1.0, 0.0, 1.0, 2.0)), dice.choice(list(EarlyStopping)))
     age_s = dice.choice((0.0, 0.0, 0.0, 0.5))
     most = dice.choice((None, 0, 3, 6, 14))
     family, tenant = dice.choice((None, 0, 1)), dice.choice((0, 0, 1))
-    walker.submit(dice.randrange(1, 16), most, gateway, params, age_s, family, tenant)
+    walker.submit(
+        dice.randrange(1, 16), most, gateway, params, age_s, family, tenant,
+        priority=_any_of(dice, walker.priorities), deadline_s=_any_of(dice, walker.deadlines),
+    )  # fmt: skip
+
+
+def _any_of(dice, several):
+    """One of these; where there is only one, no throw is spent on it."""
+    return dice.choice(several) if len(several) > 1 else several[0]
+
+
+def _pin(walker, dice, gateway, _):
+    walker.pin(dice.randrange(1, 14), gateway, dice.choice((0, 1)), dice.choice((0, 0, 1)))
 
 
 _MOVES = {
@@ -397,5 +501,7 @@ _MOVES = {
     "no gateway": (0.5, lambda walker, dice, gateway, _: walker.lose_gateway(gateway)),
     "refused step": (0.5, lambda walker, *_: walker.refuse_step()),
     "restart": (0.5, lambda walker, *_: walker.restart()),
+    "pin": (3, _pin),
+    "unpin": (1, lambda walker, dice, gateway, which: walker.unpin(which, gateway)),
     "tick": (3, lambda walker, *_: walker.tick(0.1)),
 }

@@ -14,14 +14,17 @@ from shared.messages import (
     Done,
     GeneratedSequence,
     Heartbeat,
+    ListPins,
+    Pin,
     PositionLogprobs,
     RowError,
     Sampled,
     Scored,
     StreamPosition,
     Submit,
+    Unpin,
 )
-from shared.sampling import DrawParams, FinishReason, SamplingParams
+from shared.sampling import NO_DRAW, DrawParams, EarlyStopping, FinishReason, SamplingParams
 from tests.scheduler.core.toys import VOCAB
 
 INT32 = st.sampled_from((-(2**31), -1, 0, 1, VOCAB - 1, VOCAB, 2**31 - 1)) | st.integers(
@@ -94,6 +97,19 @@ SANE_SAMPLINGS = st.builds(
     logprobs=st.sampled_from((None, None, 0, 2)),
     prompt_logprobs=st.sampled_from((None, 0, 2)),
 )
+SANE_BEAMS = st.builds(
+    SamplingParams,
+    draw=st.just(NO_DRAW),
+    use_beam_search=st.just(True),
+    n=st.sampled_from((1, 1, 2, 3)),
+    length_penalty=st.sampled_from((-1.0, 0.0, 1.0, 10.0)),
+    early_stopping=st.sampled_from(EarlyStopping),
+    max_tokens=st.sampled_from((None, 0, 1, 4, 9)),
+    min_tokens=st.sampled_from((0, 0, 1)),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from((None, None, 0, 2)),
+    prompt_logprobs=st.sampled_from((None, 0, 2)),
+)
 SAMPLINGS = gone_wild(SANE_SAMPLINGS, most=1).flatmap(
     lambda params: st.builds(replace, st.just(params), draw=DRAWS)
 )
@@ -107,15 +123,24 @@ LOGPROBS = st.builds(
 SEVERAL_LOGPROBS = st.lists(LOGPROBS, max_size=4).map(tuple)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=12).map(tuple)
 KEYS = st.sampled_from((b"", b"", b"k"))
+DEADLINES = st.sampled_from((None, None, 0.05, 9.0))
+PRIORITIES = st.sampled_from((0, 0, 0, 1, -5))
 SANE_SUBMITS = st.builds(
-    Submit, NAMES, PROMPTS, SANE_SAMPLINGS, key_hash=KEYS, resubmitted=st.booleans()
+    Submit,
+    NAMES,
+    PROMPTS,
+    SANE_SAMPLINGS | SANE_BEAMS,
+    priority=PRIORITIES,
+    deadline_s=DEADLINES,
+    key_hash=KEYS,
+    resubmitted=st.booleans(),
 )
 WILD_SUBMITS = gone_wild(
     st.builds(
         Submit,
         NAMES,
         PROMPTS,
-        SAMPLINGS | SANE_SAMPLINGS,
+        SAMPLINGS | SANE_SAMPLINGS | gone_wild(SANE_BEAMS, most=1),
         generated=st.lists(
             st.builds(
                 GeneratedSequence,
@@ -125,6 +150,8 @@ WILD_SUBMITS = gone_wild(
             ),
             max_size=1,
         ).map(tuple),
+        priority=PRIORITIES,
+        deadline_s=DEADLINES,
         key_hash=KEYS,
         prompt_logprobs=st.just(()) | SEVERAL_LOGPROBS,
         resubmitted=st.booleans(),
@@ -140,6 +167,7 @@ LISTS = st.builds(
 CANCELS = st.builds(
     Cancel, NAMES, st.sampled_from((None, 0)) | PLAIN[int], st.sampled_from(CancelReason)
 )
+PINS = st.builds(Pin, NAMES, PROMPTS, key_hash=KEYS)
 GATEWAY_MESSAGES = (
     SANE_SUBMITS
     | SANE_SUBMITS
@@ -147,6 +175,10 @@ GATEWAY_MESSAGES = (
     | CANCELS
     | st.builds(Attach, NAMES, st.sampled_from((b"", b"k")))
     | st.builds(Done, NAMES)
+    | PINS
+    | gone_wild(PINS)
+    | st.builds(Unpin, NAMES, KEYS)
+    | st.builds(ListPins, NAMES, KEYS)
     | LISTS
 )
 

@@ -27,8 +27,11 @@ class Allocator(Protocol):
     def tables(self) -> Iterable[BlockTable]:
         """Every table that holds blocks, oldest first."""
 
-    def start(self, hits: Iterable[BlockId] = ()) -> BlockTable:
-        """A table for a new sequence, over full blocks that are there already."""
+    def start(self, hits: Iterable[BlockId] = (), num_tokens: int | None = None) -> BlockTable:
+        """A table for a new sequence, over blocks that are there already.
+
+        They are full, or hold its first `num_tokens` tokens.
+        """
 
     def append(
         self, table: BlockTable, num_places: int, most_blocks: int | None = None, step_id: int = 0

@@ -24,15 +24,19 @@ class PagedAllocator:
         """Every table that was started or forked and not freed, oldest first."""
         return self._tables.keys()
 
-    def start(self, hits: Iterable[BlockId] = ()) -> BlockTable:
-        """A table over full blocks that are there already; the others come with `append`."""
+    def start(self, hits: Iterable[BlockId] = (), num_tokens: int | None = None) -> BlockTable:
+        """A table over blocks that are there already; the others come with `append`.
+
+        Of the last one it may have a part: then its first write copies that block.
+        """
         table = BlockTable(self.block_size)
         self._tables[table] = None
         for block_id in hits:
             self.pool.share(block_id)
             table.block_ids.append(block_id)
-        table.num_filled = len(table) * self.block_size
-        table.num_known = len(table)
+        whole = len(table) * self.block_size
+        table.num_filled = whole if num_tokens is None else num_tokens
+        table.num_known = table.num_filled // self.block_size
         return table
 
     def append(

@@ -1,0 +1,111 @@
+"""`splitflap up`, but every plan that its executor carries out is written down: for server_cost.py.
+
+    python -m ops.bench.contest.recording FILE up [flags of `splitflap up`]
+
+The supervisor is the real one; only where it would start `services.cli executor`, it starts this
+module, which is the same executor with a recorder around `Interpreter.run`. What is recorded of a
+plan is its message, as it is, and when its computing began and ended (time.perf_counter, on Linux
+the same clock in all processes). It is kept in memory and written when the executor ends, so that
+a step costs two looks at the clock more than it does anyway.
+"""
+
+import asyncio
+import functools
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services import cli
+from services.executor.interpreter import Interpreter
+from shared.codec import decode, encode
+from shared.messages import StepFailed, StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One plan, and when it was carried out."""
+
+    plan: StepPlan
+    began_s: float
+    ended_s: float
+
+
+def record(interpreter: type[Interpreter], plans: list[Recorded]) -> None:
+    """From now on every plan that interpreters of this class run is appended to `plans`."""
+    run = interpreter.run
+
+    def recording(self: Interpreter, plan: StepPlan) -> StepResult | StepFailed:
+        began_s = time.perf_counter()
+        result = run(self, plan)
+        plans.append(Recorded(plan, began_s, time.perf_counter()))
+        return result
+
+    interpreter.run = recording  # type: ignore[method-assign]
+
+
+def write(plans: Sequence[Recorded], path: Path) -> None:
+    """A line of times and length, then the message's own bytes, for each plan."""
+    half_written = path.with_suffix(".part")
+    with half_written.open("wb") as file:
+        for recorded in plans:
+            message = encode(recorded.plan)
+            head = f"{recorded.began_s!r} {recorded.ended_s!r} {len(message)}\n"
+            file.write(head.encode() + message)
+    half_written.rename(path)
+
+
+def read(path: Path) -> Iterator[Recorded]:
+    """What `write` wrote."""
+    with path.open("rb") as file:
+        while head := file.readline():
+            began_s, ended_s, length = head.split()
+            plan = decode(file.read(int(length)), (StepPlan,))
+            yield Recorded(plan, float(began_s), float(ended_s))
+
+
+def start_recorders(path: Path) -> None:
+    """From now on the executors that this process starts are recording ones."""
+    start = asyncio.create_subprocess_exec
+
+    @functools.wraps(start)
+    def starting(*command: str, **how: Any) -> Coroutine[Any, Any, Process]:
+        return start(*_with_recorder(command, path), **how)
+
+    asyncio.create_subprocess_exec = starting
+
+
+def _with_recorder(command: Sequence[str], path: Path) -> list[str]:
+    """A command of the supervisor's, with this module instead of the executor.
+
+    >>> _with_recorder(["python", "-m", "services.cli", "executor", "--threads=2"], Path("plans"))
+    ['python', '-m', 'ops.bench.contest.recording', 'plans', 'executor', '--threads=2']
+    >>> _with_recorder(["python", "-m", "services.cli", "gateway"], Path("plans"))
+    ['python', '-m', 'services.cli', 'gateway']
+    """
+    program, *rest = command
+    if rest[:3] != ["-m", "services.cli", "executor"]:
+        return list(command)
+    return [program, "-m", "ops.bench.contest.recording", str(path), *rest[2:]]
+
+
+def main() -> None:
+    """Run the command; an executor writes when it ends."""
+    path, command, *flags = sys.argv[1:]
+    if command == "up":
+        start_recorders(Path(path))
+        sys.exit(cli.main([command, *flags]))
+    plans: list[Recorded] = []
+    record(Interpreter, plans)
+    try:
+        status = cli.main([command, *flags])
+    finally:
+        write(plans, Path(path))
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
