@@ -68,6 +68,7 @@ class TritonKernels:
     """
 
     name = "triton"
+    has_windows = True
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class TritonKernels:
         kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.dtype = dtype
+        self.kv_dtypes = tuple(dict.fromkeys((dtype, torch.bfloat16, E4M3)))
         self._gpu = gpu
         self._layout = layout
         self._kv_scales = kv_scales
@@ -84,12 +86,12 @@ class TritonKernels:
         self._step: _Step | None = None
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
-        """Memory for one pool, not cleared."""
-        return blocks.allocate(spec, self._layout, spec.device)
+        """Memory for one pool, not cleared. Raises: ValueError for a dtype not in `kv_dtypes`."""
+        return blocks.allocate(self._checked(spec), self._layout, spec.device)
 
     def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
         """The same in main memory, block-major; pinned, so that a GPU copies by itself."""
-        pool = blocks.allocate(spec, Layout.BLOCK_MAJOR, torch.device("cpu"))
+        pool = blocks.allocate(self._checked(spec), Layout.BLOCK_MAJOR, torch.device("cpu"))
         return pool.pin_memory() if spec.device.type == "cuda" else pool
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -171,6 +173,11 @@ class TritonKernels:
     ) -> DecoderStep | None:
         """There is none yet."""
         return None
+
+    def _checked(self, spec: PoolSpec) -> PoolSpec:
+        if spec.dtype not in self.kv_dtypes:
+            raise ValueError(f"a pool of {spec.dtype}: these kernels store {self.kv_dtypes}")
+        return spec
 
     def _readable(self, pool: Tensor) -> Tensor:
         """The pool as the kernels of this GPU read it."""

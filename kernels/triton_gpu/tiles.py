@@ -44,9 +44,9 @@ def decode_tile(head_dim: int, element_bytes: int, kv_bytes: int, group: int) ->
 
 def prefill_tile(head_dim: int, element_bytes: int, group: int, shared_bytes: int) -> Tile:
     """For a chunk of a prompt; `shared_bytes` a program may take."""
-    wide = _is_wide(head_dim, element_bytes)
-    rows = max(64, padded(group))
-    keys = 64 if shared_bytes >= SHARED_H100 and not wide else 32
+    wide, roomy = _is_wide(head_dim, element_bytes), shared_bytes >= SHARED_H100
+    rows = max(128 if wide and roomy else 64, padded(group))
+    keys = 64 if roomy and not wide else 32
     return Tile(rows, keys, warps=8 if wide or rows > 64 else 4, stages=2)
 
 

@@ -49,6 +49,11 @@ def test_layer_major_pools() -> None:
     assert error_of(Case(MIXED, 16, 4, 2), torch.float16, how) < TOLERANCE[torch.float16]
 
 
+def test_a_pool_of_less_precision_than_the_queries() -> None:
+    how = Attention(kv_dtype=torch.bfloat16)
+    assert error_of(Case(MIXED, 16, 4, 2), torch.float32, how) < TOLERANCE[torch.float32]
+
+
 def test_wide_tiles_of_prefill() -> None:
     how = Attention(gpu=Gpu(SHARED_H100))
     case = Case(((200, 150), (70, 66)), 16, 4, 2, 128)

@@ -88,6 +88,14 @@ def test_out_and_in_again_through_one_staging_copy(dtype: torch.dtype, layout: L
     assert torch.equal(bits(pool), bits(wanted))
 
 
+def test_what_the_kernels_cannot_read_is_not_allocated() -> None:
+    kernels = TritonKernels(torch.float16, Gpu())
+    assert kernels.kv_dtypes == (torch.float16, torch.bfloat16, ragged.E4M3)
+    for allocate in (kernels.allocate_pool, kernels.allocate_swap_pool):
+        with pytest.raises(ValueError, match=r"a pool of torch\.int8"):
+            allocate(spec(torch.int8))
+
+
 def test_nothing_to_do_launches_nothing() -> None:
     kernels = TritonKernels(torch.float16, Gpu())
     pool = random_pool(Layout.BLOCK_MAJOR, torch.float16)
