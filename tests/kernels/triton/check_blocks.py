@@ -22,7 +22,8 @@ def spec(dtype: torch.dtype, head_dim: int = 64) -> PoolSpec:
 
 
 def random_pool(layout: Layout, dtype: torch.dtype) -> Tensor:
-    pool = TritonKernels(torch.float16, Gpu(), layout).allocate_pool(spec(dtype))
+    weights = torch.float16 if dtype == ragged.E4M3 else dtype
+    pool = TritonKernels(weights, Gpu(), layout).allocate_pool(spec(dtype))
     random = torch.Generator().manual_seed(1)
     return pool.copy_(torch.randn(pool.shape, generator=random).to(dtype))
 

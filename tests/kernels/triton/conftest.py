@@ -5,5 +5,5 @@ import os
 collect_ignore_glob = (
     ["test_*.py"]
     if os.environ.get("TRITON_INTERPRET") == "1"
-    else ["check_*.py", "ragged.py", "repair.py"]
+    else _NEED_TRITON
 )

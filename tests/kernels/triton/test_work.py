@@ -1,8 +1,11 @@
 """Work lists: every query meets every key that it sees once, in splits that are its own."""
 
+import doctest
+
 import numpy as np
 import pytest
 
+from kernels.triton_gpu import tiles, work
 from kernels.triton_gpu.tiles import decode_tile, padded, prefill_tile
 from kernels.triton_gpu.work import SPLIT_TOKENS, StepWork, WorkList, step_work
 
@@ -62,6 +65,12 @@ def test_the_longest_tiles_of_prefill_start_first() -> None:
     lengths = (items[:, 5] - items[:, 4]).tolist()
     assert lengths == sorted(lengths, reverse=True)
     assert len(items) == 4
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    results = [doctest.testmod(module) for module in (tiles, work)]
+    assert [result.failed for result in results] == [0, 0]
+    assert sum(result.attempted for result in results) > 1
 
 
 def test_a_batch_of_nothing() -> None:
