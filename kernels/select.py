@@ -6,6 +6,7 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.features import has_fast_bf16
 from kernels.cpu.native.backend import NativeKernels
 from kernels.cpu.native.build import NotBuilt
+from kernels.cpu.native.drawing import NativeDraws
 from kernels.interface import Kernels
 from shared.errors import StartError
 from shared.logs import get_logger
@@ -55,6 +56,16 @@ def _gpu_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
             f"device {device}: its kernels need {missing.name}; pip install 'splitflap[gpu]'"
         ) from missing
     return TritonKernels(dtype, Gpu.of(device))
+
+
+def select_draws(device: torch.device) -> NativeDraws | None:
+    """What draws tokens from logits faster than NumPy on `device`; None if nothing does."""
+    if device.type != "cpu":
+        return None
+    try:
+        return NativeDraws()
+    except NotBuilt:  # which `select_kernels` tells of
+        return None
 
 
 def select_kv_dtype(kernels: Kernels, name: str) -> torch.dtype:

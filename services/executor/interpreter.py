@@ -13,7 +13,7 @@ from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.plan_check import BadPlan, LastStep, PlanLimits, check_plan
 from services.executor.readout import read_out
-from services.executor.sampler import Sampler
+from services.executor.sampler import Drawing, Sampler
 from shared.ids import SequenceId
 from shared.logs import get_logger
 from shared.messages import (
@@ -35,10 +35,17 @@ class Interpreter:
     All it keeps are the pools and what the last plan drew, for rows that say PREVIOUS.
     """
 
-    def __init__(self, model: DecoderModel, pools: KVPools, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        pools: KVPools,
+        max_model_len: int,
+        drawing: Drawing | None = None,
+    ) -> None:
+        """`drawing` is what draws tokens; NumPy if it is None."""
         self._model = model
         self._pools = pools
-        self._sampler = Sampler(model.shape.vocab_size)
+        self._sampler = Sampler(drawing)
         self._limits = PlanLimits(
             num_gpu_blocks=pools.num_gpu_blocks,
             num_cpu_blocks=pools.num_cpu_blocks,

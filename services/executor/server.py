@@ -15,6 +15,7 @@ from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.model.toy import ToyModel
+from services.executor.sampler import Drawing
 from services.executor.sizing import (
     PoolPlan,
     PoolWishes,
@@ -97,7 +98,7 @@ class Executor:
             "executor_ready", model=source.name, kv_dtype=model.kv_dtype,
             threads=torch.get_num_threads(), took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
-        return Interpreter(model, pools, plan.max_model_len)
+        return Interpreter(model, pools, plan.max_model_len, _fastest_drawing(source))
 
     def _load_model(self, source: ModelSource) -> DecoderModel:
         if source.is_toy:
@@ -182,6 +183,17 @@ class Executor:
             # Python handles a signal that comes just before a wait only after it: wait in pieces.
             with contextlib.suppress(Empty):
                 return self._errands.get(timeout=_LONGEST_WAIT_S)
+
+
+def _fastest_drawing(source: ModelSource) -> Drawing | None:
+    """What draws tokens; None if NumPy must, or may as well."""
+    if source.is_toy:
+        return None
+    from kernels.select import select_draws
+    from services.executor.native_drawing import NativeDrawing
+
+    draws = select_draws(_CPU)
+    return None if draws is None else NativeDrawing(draws)
 
 
 def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int, kv_dtype: str) -> None:

@@ -123,6 +123,14 @@ def test_one_that_does_not_start_leaves_the_others_their_turns(runner, tmp_path)
     assert turns.results.x_of_floor("fake", "A8") > 0
 
 
+def test_without_splitflap_there_is_nothing_to_compare(runner):
+    ours = runner("dies")
+    ours.name = "splitflap"
+    work = Work(ModelShape(1, 1, 1, 8, 8, 512, 8192), 10_000, is_tied=True)
+    with pytest.raises(SystemExit, match="splitflap: not ready"):
+        Turns([ours], Results(["A8"]), work).start_all()
+
+
 def test_a_server_that_died_is_started_again_for_its_next_turn(runner, tmp_path):
     fake = runner()
     work = Work(ModelShape(1, 1, 1, 8, 8, 512, 8192), 10_000, is_tied=True)
@@ -190,7 +198,7 @@ def test_the_share_is_of_the_plans_of_that_load_alone():
         for at, began_s in enumerate((1.0, 10.0, 11.0, 20.0))
     ]
     table = write_shares([Span("A1", 9.0, 13.0)], recorded, [[9, 0.4, 0.4, 9], [9, 1.0, 1.0, 9]])
-    assert table.splitlines()[1].split() == ["A1", "2", "4.00", "1.00", "1.40", "0.35"]
+    assert table.splitlines()[1].split() == ["A1", "2", "4.00", "1.00", "0.25", "1.40", "0.35"]
 
 
 def test_the_replay_has_the_pools_that_the_server_had():

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from services.executor.adjustment import adjust, is_adjusted
-from services.executor.sampler import kept_ids
+from services.executor.numpy_drawing import kept
 from shared.sampling import DrawParams
 from tests.executor.plans import sample
 
@@ -182,7 +182,7 @@ def test_all_together_in_their_order_leave_what_transformers_leaves(top):
         if "min_p" in top:
             rules.append(MinPLogitsWarper(top["min_p"]))
         theirs = processed(logits, history, *rules)
-        ours = [i for i in kept_ids(row, draw).tolist() if np.isfinite(row[i])]
+        ours = [i for i in kept(row, draw)[0].tolist() if np.isfinite(row[i])]
         odd = set(ours) ^ set(np.flatnonzero(np.isfinite(theirs)).tolist())
         assert len(odd) <= 1
         differing += len(odd)

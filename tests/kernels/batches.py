@@ -116,7 +116,7 @@ def filled_pool(
     return pool
 
 
-def dense_attention(drawn: Drawn, scale: float) -> Tensor:
+def dense_attention(drawn: Drawn, scale: float, window: int | None = None) -> Tensor:
     """Causal softmax attention over plain matrices, in float64."""
     group = drawn.case.heads // drawn.case.kv_heads
     starts = drawn.batch.row_starts.tolist()
@@ -127,7 +127,8 @@ def dense_attention(drawn: Drawn, scale: float) -> Tensor:
         v = values.double().repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", queries, k) * scale
         new, length = len(queries), len(keys)
-        unseen = torch.arange(length) > torch.arange(length - new, length)[:, None]
+        keys_after = torch.arange(length) - torch.arange(length - new, length)[:, None]
+        unseen = (keys_after > 0) | (keys_after <= -(window or length))
         weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         answers.append(torch.einsum("hqk,khd->qhd", weights, v))
     return torch.cat(answers)

@@ -25,6 +25,7 @@ class Sizes:
     tied: bool = True
     has_bias: bool = False
     longest: int = 16_384
+    windows: tuple[int | None, ...] = ()
 
 
 def random_decoder(
@@ -37,7 +38,7 @@ def random_decoder(
         head_dim=sizes.head_dim, vocab_size=sizes.vocab, max_position_embeddings=sizes.longest,
         rms_norm_eps=1e-5, rope_theta=10_000.0, rope_scaling=None, tied=sizes.tied,
         qkv_bias=sizes.has_bias, output_bias=sizes.has_bias, mlp_bias=sizes.has_bias,
-        eos_token_ids=(0,),
+        eos_token_ids=(0,), windows=sizes.windows,
     )  # fmt: skip
     random = torch.Generator().manual_seed(0)
 
@@ -59,8 +60,9 @@ def random_decoder(
             post_norm=1 + 0.2 * normal(sizes.hidden),
             gate_up=matrix(2 * sizes.inner, sizes.hidden),
             down=matrix(sizes.hidden, sizes.inner),
+            window=config.window_of(index),
         )
-        for _ in range(sizes.layers)
+        for index in range(sizes.layers)
     )
     weights = DecoderWeights(
         embedding=embedding,

@@ -121,15 +121,14 @@ struct Attention : Phase {
             mine.largest[r] = -INFINITY;
             mine.totals[r] = 0;
         }
-        const int first_segment = std::max(item.first_segment, first_seen(seen(item, 0)) / SEGMENT);
-        for (int segment = first_segment; segment < item.end_segment; segment++) {
+        for (int segment = first_segment(item); segment < item.end_segment; segment++) {
             const int start = segment * SEGMENT;
             const int count = std::min(SEGMENT, seen(item, (int)item.num_queries - 1) - start);
             Places at = places(item, mine, start, count);
             if (segment + 1 < item.end_segment)
                 look_ahead(at, item, start + SEGMENT);
             else if (!is_last_of_share)
-                look_ahead(at, items[chunk + 1], items[chunk + 1].first_segment * SEGMENT);
+                look_ahead(at, items[chunk + 1], first_segment(items[chunk + 1]) * SEGMENT);
             if (rows <= MOST_ROWS<E, 4>)
                 score<4>(mine, at, rows);
             else
@@ -175,6 +174,10 @@ struct Attention : Phase {
     // The first key that a query sees which sees none after the `seen` first.
     int first_seen(int seen) const {
         return window ? (int)std::max<int64_t>(0, seen - window) : 0;
+    }
+
+    int first_segment(const Item& item) const {
+        return std::max(item.first_segment, first_seen(seen(item, 0)) / SEGMENT);
     }
 
     struct Span {  // of a segment's `count` keys, those that a row sees

@@ -4,7 +4,7 @@ Pointers are addresses. Who builds a struct keeps the tensors behind it alive.
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from typing import ClassVar, Final
 
@@ -63,10 +63,20 @@ class Decoder(Structure):
     ]  # fmt: skip
 
 
+class Draw(Structure):
+    """One token to draw."""
+
+    _fields_: ClassVar = [
+        ("logits", c_void_p), ("die", c_double), ("top_p", c_double), ("top_k", c_int64),
+        ("temperature", c_float), ("min_p", c_float),
+    ]  # fmt: skip
+
+
 _SIZES: Final = sum(
     ctypes.sizeof(kind) * factor
     for kind, factor in (
         (Matrix, 1), (Pool, 100), (Batch, 10_000), (Layer, 1_000_000), (Decoder, 100_000_000),
+        (Draw, 10_000_000_000),
     )
 )  # fmt: skip
 
@@ -89,6 +99,7 @@ _FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
          c_int64, c_void_p, c_void_p, c_int],
     ),
     "splitflap_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]),
+    "splitflap_draw": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int]),
     "splitflap_write": (
         None,
         [c_int64, POINTER(Pool), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "sampling.h"
 #include "step.h"
 
 namespace {
@@ -46,7 +47,7 @@ extern "C" {
 // Struct sizes, so that a caller that sees others does not run.
 int64_t splitflap_abi() {
     return sizeof(Matrix) + 100 * sizeof(Pool) + 10000 * sizeof(Batch) + 1000000 * sizeof(Layer) +
-           100000000 * (int64_t)sizeof(Decoder);
+           100000000 * (int64_t)sizeof(Decoder) + 10000000000 * (int64_t)sizeof(Draw);
 }
 
 int splitflap_lanes() { return LANES; }
@@ -181,6 +182,24 @@ void splitflap_copy(const char* from, char* to, const int64_t* pairs, int64_t nu
                         std::min(PIECE, block_bytes - start));
         }
     });
+}
+
+// One token for each draw, or NOTHING_TO_DRAW.
+int splitflap_draw(const Draw* draws, int64_t count, int64_t vocab_size, int64_t* tokens,
+                   int threads) {
+    Turn turn(threads);
+    Draws phase;
+    phase.draws = draws;
+    phase.count = count;
+    phase.vocab_size = vocab_size;
+    phase.bytes = Sampling::bytes(vocab_size);
+    phase.tokens = tokens;
+    workspace.begin();
+    workspace.plan(phase.memory, phase.bytes * turn.team.members());
+    phase.memory = workspace.settle();
+    if (!phase.memory) return NO_MEMORY;
+    turn.team.run(phase);
+    return DONE;
 }
 
 }  // extern "C"

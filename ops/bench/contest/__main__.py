@@ -27,7 +27,7 @@ from ops.bench.contest.floor import Floor, Limits, Work
 from ops.bench.contest.machine import busy_cores_elsewhere, machine
 from ops.bench.contest.memory import cpu_s
 from ops.bench.contest.plot import plot
-from ops.bench.contest.results import Results, Server
+from ops.bench.contest.results import OURS, Results, Server
 from ops.bench.contest.runners import Measure, OfflineRunner, Runner, ServerRunner
 from ops.bench.contest.server_process import DidNotStart, end_by_sigterm
 from ops.bench.contest.table import write_table
@@ -49,12 +49,17 @@ class Turns:
         self.results = results
 
     def start_all(self) -> None:
-        """One after the other; one that does not start is left out."""
+        """One after the other; a peer that does not start is left out.
+
+        Raises: SystemExit if it is Splitflap that does not.
+        """
         for runner in list(self._runners):
             tell(f"starting {runner.name}")
             try:
                 runner.start()
             except DidNotStart as error:
+                if runner.name == OURS:
+                    raise SystemExit(f"{runner.name}: {error}") from error
                 tell(f"{runner.name} is left out: {error}")
                 self._runners.remove(runner)
                 continue

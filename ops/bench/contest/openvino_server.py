@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import queue
 import threading
 import time
@@ -37,7 +38,11 @@ class Pipeline:
         config.max_num_seqs = options.max_num_seqs
         config.max_num_batched_tokens = options.max_num_batched_tokens
         config.enable_prefix_caching = True
-        properties = {"INFERENCE_PRECISION_HINT": options.precision}
+        properties = {
+            "INFERENCE_PRECISION_HINT": options.precision,
+            "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)),
+            "ENABLE_HYPER_THREADING": True,  # or of two threads of one core it would use one
+        }
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(folder), config, "CPU", properties
         )

@@ -5,7 +5,7 @@ Whatever we do not compute exactly is refused by name, never ignored.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,11 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """One model of the Llama family. `sliding_window` limits `max_position_embeddings` already."""
+    """One model of the Llama family.
+
+    `windows` has, for each layer, how many of the last tokens a query sees, its own included, or
+    None for all; it is empty if no layer has a window.
+    """
 
     model_type: str
     hidden_size: int
@@ -48,6 +52,16 @@ class LlamaConfig:
     output_bias: bool
     mlp_bias: bool
     eos_token_ids: tuple[int, ...]
+    windows: tuple[int | None, ...] = ()
+
+    def window_of(self, layer: int) -> int | None:
+        """How many of the last tokens a query of this layer sees; None: all."""
+        return self.windows[layer] if self.windows else None
+
+    def without_windows(self) -> "LlamaConfig":
+        """For a back end that has none: no longer than the smallest, full attention is the same."""
+        longest = min([self.max_position_embeddings, *(w for w in self.windows if w is not None)])
+        return replace(self, max_position_embeddings=longest, windows=())
 
     @property
     def shape(self) -> ModelShape:
@@ -81,6 +95,10 @@ class _Fields:
         if type(value) is not int or value < 1:
             raise StartError(f"{self.where}: {name} must be a positive integer, not {value!r:.60}")
         return value
+
+    def count(self, name: str, default: int) -> int:
+        """An integer, 0 or more."""
+        return 0 if self._values.get(name) == 0 else self.whole(name, default)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
@@ -130,7 +148,7 @@ def config_from_folder(folder: Path) -> LlamaConfig:
             num_kv_heads=fields.whole("num_key_value_heads", heads),
             head_dim=fields.whole("head_dim", hidden_size // heads),
             vocab_size=fields.whole("vocab_size"),
-            max_position_embeddings=_longest(fields),
+            max_position_embeddings=fields.whole("max_position_embeddings"),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
@@ -139,6 +157,7 @@ def config_from_folder(folder: Path) -> LlamaConfig:
             output_bias=bias,
             mlp_bias=model_type == "llama" and fields.flag("mlp_bias", default=False),
             eos_token_ids=_eos_ids(folder, fields),
+            windows=_windows(fields),
         ),
         str(path),
     )
@@ -170,20 +189,21 @@ def config_from_gguf(
                              "supported")  # fmt: skip
     if "token_embd.weight" not in shapes:
         raise StartError(f"{where}: tensor token_embd.weight is missing")
-    longest = fields.whole(key("context_length"))
-    window = fields.get(key("attention.sliding_window"))
+    num_layers = fields.whole(key("block_count"))
+    has_window = bool(fields.get(key("attention.sliding_window")))
+    window = fields.whole(key("attention.sliding_window")) if has_window else None
     eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     return _checked(
         LlamaConfig(
             model_type=model_type,
             hidden_size=hidden_size,
             intermediate_size=fields.whole(key("feed_forward_length")),
-            num_layers=fields.whole(key("block_count")),
+            num_layers=num_layers,
             num_heads=heads,
             num_kv_heads=fields.whole(key("attention.head_count_kv"), heads),
             head_dim=head_dim,
             vocab_size=shapes["token_embd.weight"][0],
-            max_position_embeddings=min(longest, window) if window else longest,
+            max_position_embeddings=fields.whole(key("context_length")),
             rms_norm_eps=fields.number(key("attention.layer_norm_rms_epsilon")),
             rope_theta=fields.number(key("rope.freq_base"), 10_000.0),
             rope_scaling=_gguf_rope_scaling(fields, key("rope.scaling.")),
@@ -192,6 +212,7 @@ def config_from_gguf(
             output_bias="blk.0.attn_output.bias" in shapes,
             mlp_bias="blk.0.ffn_up.bias" in shapes,
             eos_token_ids=tuple(dict.fromkeys(i for i in eos if isinstance(i, int))),
+            windows=(window,) * num_layers if window else (),
         ),
         where,
     )
@@ -222,13 +243,23 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _longest(fields: _Fields) -> int:
-    """Positions the model is good for: within its sliding window full attention is exact."""
-    longest = fields.whole("max_position_embeddings")
-    windowed = fields.flag("use_sliding_window", default=fields.get("model_type") == "mistral")
-    if windowed and fields.get("sliding_window") is not None:
-        return min(longest, fields.whole("sliding_window"))
-    return longest
+def _windows(fields: _Fields) -> tuple[int | None, ...]:
+    """Each layer's sliding window; none at all if no layer has one."""
+    num_layers, model_type = fields.whole("num_hidden_layers"), fields.get("model_type")
+    windowed = fields.flag("use_sliding_window", default=model_type == "mistral")
+    if not windowed or fields.get("sliding_window") is None:
+        return ()
+    window, kinds = fields.whole("sliding_window"), fields.get("layer_types")
+    if kinds is None:  # Qwen2's first layers see everything, as in transformers' Qwen2Config
+        full = fields.count("max_window_layers", 28) if model_type == "qwen2" else 0
+        kinds = ["full_attention" if i < full else "sliding_attention" for i in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise StartError(f"{fields.where}: layer_types must name each of {num_layers} layers")
+    unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    if unknown or (model_type == "mistral" and "full_attention" in kinds):
+        kind = unknown[0] if unknown else "full_attention"
+        raise StartError(f"{fields.where}: layer_types {kind!r:.60} is not supported")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _rope(fields: _Fields) -> tuple[RopeScaling | None, float]:

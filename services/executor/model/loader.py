@@ -75,6 +75,8 @@ def load_onto(
     """
     with ExitStack() as files:
         config, tensors = open_model(source, files)
+        if not kernels.has_windows:
+            config = config.without_windows()
         _check_shapes(tensors.shapes, expected_shapes(config), config.tied, str(source.path))
         weights = _Loading(config, tensors, kernels, progress).weights()
     return Llama(config, weights, kernels, kv_dtype)
@@ -191,6 +193,7 @@ class _Loading:
             post_norm=self._tensor([f"{prefix}post_attention_layernorm.weight"]),
             gate_up=self._linear([f"{mlp}gate_proj", f"{mlp}up_proj"]),
             down=self._linear([f"{mlp}down_proj"]),
+            window=self._config.window_of(index),
         )
 
     def _vocabulary(self, name: str) -> Vocabulary:

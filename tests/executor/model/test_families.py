@@ -1,10 +1,12 @@
 """Every family we serve, tiny and random, equals transformers in float32."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from shared.errors import StartError
 from tests.executor.model.teacher import Teacher, all_logits
 from tests.executor.model.tiny import (
     FAMILIES,
@@ -25,7 +27,8 @@ def test_logits_equal_those_of_transformers(family: str, backend: str, tmp_path:
     theirs = make(family, tmp_path)
     ours = load(tmp_path, backend=backend)
     assert ours.is_one_step == (backend != "numba" and family != "llama of odd width")
-    prompts = random_prompts(ours.shape.vocab_size, 1, 7, 60, 100)
+    longest = min(100, ours.shape.max_position_embeddings)
+    prompts = random_prompts(ours.shape.vocab_size, 1, 7, min(60, longest), longest)
     expected = reference_logits(theirs, prompts)
     for block_size in (1, 5, 16):
         for got, wanted in zip(all_logits(ours, prompts, block_size), expected, strict=True):
@@ -82,9 +85,38 @@ def pack_without_logits(prompt: list[int]):  # type: ignore[no-untyped-def]
     )
 
 
-def test_a_window_limits_the_longest_sequence(tmp_path: Path) -> None:
+def test_a_window_limits_the_longest_sequence_only_where_attention_has_none(tmp_path: Path) -> None:
     make("mistral with a window", tmp_path)
-    assert load(tmp_path).shape.max_position_embeddings == 128
+    assert load(tmp_path, backend="native").shape.max_position_embeddings == 256
+    assert load(tmp_path, backend="numba").shape.max_position_embeddings == 128
+
+
+def test_a_gguf_has_its_window_in_every_layer(tmp_path: Path) -> None:
+    make("mistral with a narrow window", tmp_path)
+    window = {"llama.attention.sliding_window": 13}
+    file = load(write_gguf(tmp_path, tmp_path / "tiny.gguf", "llama", **window))
+    prompts = random_prompts(128, 70)
+    got, expected = all_logits(file, prompts)[0], all_logits(load(tmp_path), prompts)[0]
+    torch.testing.assert_close(got, expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "why"),
+    [
+        ("qwen2 with windows", {"layer_types": ["full_attention"]}, "each of 3 layers"),
+        ("qwen2 with windows", {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
+        ("mistral with a window", {"layer_types": ["full_attention"] * 3}, "'full_attention'"),
+        ("mistral with a window", {"sliding_window": -4}, "sliding_window must be a positive"),
+    ],
+)
+def test_windows_we_do_not_serve_are_refused(
+    family: str, changes: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    make(family, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(StartError, match=why):
+        load(tmp_path)
 
 
 def test_several_eos_ids(tmp_path: Path) -> None:

@@ -37,6 +37,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral with a window": ("Mistral", {"sliding_window": 128, "head_dim": 16}),
+    "mistral with a narrow window": ("Mistral", {"sliding_window": 13, "head_dim": 16}),
+    "qwen2 with windows": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen2 with windows here and there": (
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "untied qwen2": ("Qwen2", {"tie_word_embeddings": False}),
 }
