@@ -8,6 +8,8 @@ from torch import Tensor
 from kernels.triton_gpu.device.sampling import sample_kernel
 
 _CHUNK = 4096
+_BITS = 51
+"""A sum of masses is a whole number of at most so many bits, as the CPU's are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,10 @@ class Draws:
 def sample(logits: Tensor, draws: Draws, chunk: int = _CHUNK) -> Tensor:
     """Draw tokens by the rules of the executor's CPU sampler, with the same dice.
 
-    Greedy is the same token. What top-k keeps is the same set. Else a token may differ from the
-    CPU's where the die falls within rounding of the border between two of them, or a sum within
-    rounding of top-p: exponentials differ in their last bits. Where weights are exact, as with
-    equal logits, every token is the same.
+    Greedy is the same token. What top-k keeps is the same set. Sums are exact. Else a token may
+    differ from the CPU's where the die falls within rounding of the border between two of them, or
+    a sum within rounding of top-p or min-p: exponentials differ in their last bits. Where these are
+    exact, as with equal logits, every token is the same.
 
     Args:
         logits: [num_logits, vocab_size] float32.
@@ -50,6 +52,11 @@ def sample(logits: Tensor, draws: Draws, chunk: int = _CHUNK) -> Tensor:
         sample_kernel[(len(tokens),)](
             tokens, logits, draws.rows, draws.temperatures, draws.top_ks, draws.top_ps,
             draws.min_ps, draws.seeds, draws.indexes, draws.positions,
-            logits.shape[1], logits.stride(0), CHUNK=chunk, num_warps=8,
+            logits.shape[1], logits.stride(0), _units(logits.shape[1]), CHUNK=chunk, num_warps=8,
         )  # fmt: skip
     return tokens
+
+
+def _units(vocab_size: int) -> float:
+    """How many units the likeliest token's mass is."""
+    return float(2 ** (_BITS - (vocab_size - 1).bit_length()))

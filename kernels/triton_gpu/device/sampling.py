@@ -4,7 +4,8 @@ The order of all tokens is by logit, greatest first, and among equal ones by id.
 (key, id): the last token kept. Nobody sorts: a cut's key is found bit by bit, each bit by one pass
 over the logits, which lie in the L2 cache; then, among the tokens of this key, its id.
 
-Weights, exp((logit - greatest) / temperature), are float32; their sums are float64, by chunks.
+A token weighs exp((logit - greatest) / temperature), float32. Its mass is that in whole units, as
+services/executor/sampler.py says, so that sums, int64, are exact in any order.
 """
 
 import triton
@@ -53,47 +54,44 @@ def _chunk(row, start, vocab_size, peak, divisor, cut_key, cut_id, CHUNK: tl.con
 
 
 @triton.jit
-def _measure(weights, is_counted, BY_MASS: tl.constexpr):
-    """float64 of each token: its weight, or 1 for being kept at all; 0 where not counted."""
-    is_counted = is_counted & (weights >= 0)
-    if BY_MASS:
-        measures = tl.where(is_counted, weights, 0.0).to(tl.float64)
-    else:
-        measures = is_counted.to(tl.float64)
-    return measures
+def _measure(weights, is_counted, units):
+    """int64 of each token that is counted: its mass, or 1 for being kept at all if `units` is 0."""
+    masses = weights * units
+    rounded = (masses + 8388608.0) - 8388608.0  # to the nearest whole number, ties to even
+    masses = tl.where(masses < 8388608.0, rounded, masses)
+    measures = tl.where(units > 0, masses.to(tl.int64), 1)
+    return tl.where(is_counted & (weights >= 0), measures, 0)
 
 
 @triton.jit
 def _sum(
-    row, vocab_size, peak, divisor, cut_key, cut_id, from_key, min_p,
-    BY_MASS: tl.constexpr, CHUNK: tl.constexpr,
+    row, vocab_size, peak, divisor, cut_key, cut_id, from_key, min_p, units, CHUNK: tl.constexpr
 ):  # fmt: skip
     """What the kept tokens measure whose key is `from_key` or more, and weight `min_p` or more."""
-    total = tl.full((), 0.0, tl.float64)
+    total = tl.full((), 0, tl.int64)
     for start in range(0, vocab_size, CHUNK):
         _, keys, weights = _chunk(row, start, vocab_size, peak, divisor, cut_key, cut_id, CHUNK)
-        total += tl.sum(_measure(weights, (keys >= from_key) & (weights >= min_p), BY_MASS))
+        total += tl.sum(_measure(weights, (keys >= from_key) & (weights >= min_p), units))
     return total
 
 
 @triton.jit
 def _cut(
-    row, vocab_size, peak, divisor, cut_key, cut_id, target,
-    BY_MASS: tl.constexpr, CHUNK: tl.constexpr,
+    row, vocab_size, peak, divisor, cut_key, cut_id, wanted, units, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The cut that leaves the fewest first tokens that measure `target`, above 0, or more."""
+    """The cut that leaves the fewest first tokens that measure `wanted`, 1 or more, together."""
     key = tl.full((), 0, tl.uint32)
     bit = tl.full((), 0x80000000, tl.uint32)
     for _ in range(32):
-        got = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, key | bit, 0.0, BY_MASS, CHUNK)
-        key = tl.where(got >= target, key | bit, key)
+        got = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, key | bit, 0.0, units, CHUNK)
+        key = tl.where(got >= wanted, key | bit, key)
         bit = bit >> 1
-    before = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, key + 1, 0.0, BY_MASS, CHUNK)
+    before = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, key + 1, 0.0, units, CHUNK)
     last = tl.full((), NOBODY, tl.int32)
     for start in range(0, vocab_size, CHUNK):
         ids, keys, weights = _chunk(row, start, vocab_size, peak, divisor, cut_key, cut_id, CHUNK)
-        measures = _measure(weights, keys == key, BY_MASS)
-        is_enough = (before + tl.cumsum(measures) >= target) & (keys == key) & (weights >= 0)
+        measures = _measure(weights, keys == key, units)
+        is_enough = (before + tl.cumsum(measures) >= wanted) & (keys == key) & (weights >= 0)
         last = tl.minimum(last, tl.min(tl.where(is_enough, ids, NOBODY)))
         before += tl.sum(measures)
     return key, last
@@ -101,28 +99,26 @@ def _cut(
 
 @triton.jit
 def _drawn(
-    row, vocab_size, peak, divisor, cut_key, cut_id, min_p, die, CHUNK: tl.constexpr
+    row, vocab_size, peak, divisor, cut_key, cut_id, min_p, die, units, CHUNK: tl.constexpr
 ):  # fmt: skip
     """The token on which `die` falls when the mass of those kept is laid out by id."""
-    total = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, 0, min_p, True, CHUNK)
-    target = die * total
-    before = tl.full((), 0.0, tl.float64)
+    total = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, 0, min_p, units, CHUNK)
+    ahead = tl.minimum((die * total.to(tl.float64)).to(tl.int64), total - 1)
+    before = tl.full((), 0, tl.int64)
     token = tl.full((), NOBODY, tl.int32)
-    last = tl.full((), 0, tl.int32)
     for start in range(0, vocab_size, CHUNK):
         ids, _, weights = _chunk(row, start, vocab_size, peak, divisor, cut_key, cut_id, CHUNK)
-        measures = _measure(weights, weights >= min_p, True)
-        is_past = (before + tl.cumsum(measures) > target) & (measures > 0)
+        measures = _measure(weights, weights >= min_p, units)
+        is_past = before + tl.cumsum(measures) > ahead
         token = tl.minimum(token, tl.min(tl.where(is_past, ids, NOBODY)))
-        last = tl.maximum(last, tl.max(tl.where(measures > 0, ids, 0)))
         before += tl.sum(measures)
-    return tl.minimum(token, last)  # two ways to add up may differ in the last bit
+    return token
 
 
 @triton.jit
 def sample_kernel(
     tokens, logits, rows, temperatures, top_ks, top_ps, min_ps, seeds, indexes, positions,
-    vocab_size, stride_row, CHUNK: tl.constexpr,
+    vocab_size, stride_row, units, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One token for each draw, or -1 where its logits hold NaN, +inf or nothing finite.
 
@@ -155,16 +151,25 @@ def sample_kernel(
         cut_id = tl.full((), NOBODY, tl.int32)
         if (top_k > 0) & (top_k < vocab_size):
             cut_key, cut_id = _cut(
-                row, vocab_size, peak, divisor, cut_key, cut_id, top_k, False, CHUNK
+                row, vocab_size, peak, divisor, cut_key, cut_id, top_k, 0.0, CHUNK
             )
         if top_p < 1:
-            total = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, 0, 0.0, True, CHUNK)
-            target = tl.maximum(top_p * total, 1e-30)
+            total = _sum(row, vocab_size, peak, divisor, cut_key, cut_id, 0, 0.0, units, CHUNK)
+            wanted = tl.maximum(tl.ceil(top_p * total.to(tl.float64)).to(tl.int64), 1)
             cut_key, cut_id = _cut(
-                row, vocab_size, peak, divisor, cut_key, cut_id, target, True, CHUNK
+                row, vocab_size, peak, divisor, cut_key, cut_id, wanted, units, CHUNK
             )
         die = uniform(tl.load(seeds + draw), tl.load(indexes + draw), tl.load(positions + draw))
         token = _drawn(
-            row, vocab_size, peak, divisor, cut_key, cut_id, tl.load(min_ps + draw), die, CHUNK
+            row,
+            vocab_size,
+            peak,
+            divisor,
+            cut_key,
+            cut_id,
+            tl.load(min_ps + draw),
+            die,
+            units,
+            CHUNK,
         )
     tl.store(tokens + draw, token)

@@ -10,8 +10,9 @@ import triton.language as tl
 
 from kernels.triton_gpu.device.sampling import uniform
 from kernels.triton_gpu.sampling import Draws, sample
+from services.executor.numpy_drawing import kept
 from services.executor.philox import uniforms
-from services.executor.sampler import Draw, NoToken, Sampler, kept_ids
+from services.executor.sampler import Draw, NoToken, Sampler
 from shared.messages import Sample
 from shared.sampling import DrawParams
 from tests.kernels.triton import repair  # noqa: F401
@@ -68,7 +69,7 @@ def both(
     logits: torch.Tensor, draws: list[Draw], chunk: int = CHUNK
 ) -> tuple[list[int], list[int | NoToken]]:
     got = sample(logits, on_device(draws), chunk).tolist()
-    return got, Sampler(VOCAB).draw(logits.numpy(), draws)
+    return got, Sampler().draw(logits.numpy(), draws)
 
 
 def test_the_dice_are_those_of_the_cpu_bit_by_bit() -> None:
@@ -103,7 +104,7 @@ def test_every_draw_is_within_rounding_of_its_share(params: str) -> None:
         [draw.position for draw in draws],
     )
     row = logits[0].numpy()
-    ids = kept_ids(row, PARAMS[params])
+    ids, _ = kept(row, PARAMS[params])
     weights = np.exp((row[ids].astype(np.float64) - row.max()) / PARAMS[params].temperature)
     ends = np.cumsum(weights) / weights.sum()
     for token, die in zip(got, dice, strict=True):
@@ -130,7 +131,7 @@ def test_where_weights_are_exact_every_token_is_the_same(name: str) -> None:
     got, wanted = both(logits, draws_of([0] * 8, [params] * 8))
     assert got == wanted
     assert len(set(got)) > 4
-    assert set(got) <= set(kept_ids(logits[0].numpy(), params).tolist())
+    assert set(got) <= set(kept(logits[0].numpy(), params)[0].tolist())
 
 
 def test_what_top_k_keeps_is_exact() -> None:

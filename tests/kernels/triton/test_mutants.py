@@ -93,7 +93,8 @@ MUTANTS = {
         "check_sampling.py", "weights_are_exact",
     ),
     "min-p leaves out the likeliest": Mutant(
-        "device/sampling.py", "(weights, weights >= min_p", "(weights, weights > min_p",
+        "device/sampling.py", "measures = _measure(weights, weights >= min_p",
+        "measures = _measure(weights, weights > min_p",
         "check_sampling.py", "weights_are_exact",
     ),
     "other dice": Mutant(
