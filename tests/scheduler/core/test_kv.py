@@ -177,8 +177,9 @@ def test_usage_counts_shared_places_once():
     second = allocator.fork(first)
     allocator.append(second, 1)
     assert allocator.usage() == KVUsage(
-        4, 8, num_free=5, num_shared=1, tokens=4 + 2 + 3, internal=3
+        4, 8, num_free=5, num_shared=1, tokens=4 + 2 + 3, internal=3, num_logical=4, num_different=3
     )
+    assert allocator.usage().sharing_saved == 1 / 4
     assert allocator.usage().num_used == 3
     assert allocator.usage().used_share == 3 / 8
     assert KVUsage(1, 0, 0, 0, 0).used_share == 0.0
