@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from services.gateway import failures
+from services.gateway.body_fields import unknown
 from services.gateway.call import Call
 from services.gateway.conversation import chat_of
 from services.gateway.encoding import Encoder
@@ -138,6 +139,12 @@ def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _parse(fields: dict[str, Any]) -> _Asked:
     one_token = SamplingParams(max_tokens=1)  # whoever begins with it has that much room at least
+    if fields.get("messages") is None and fields.get("prompt") is None:
+        known = {**PrefixTextBody.model_fields, **PrefixChatBody.model_fields}
+        for name in fields:
+            if name not in known:
+                raise unknown(name, known=known)
+        raise InvalidField("prompt", "is required (or messages)")
     if fields.get("messages") is None:
         text = validate(PrefixTextBody, _without(fields, "messages"))
         prompts = prompts_of(text.prompt)

@@ -135,6 +135,16 @@ async def test_a_wrong_field_is_named(house: House, fields: dict[str, Any], para
     assert not house.scheduler.of(Pin)
 
 
+async def test_nothing_to_pin_is_told_with_both_ways_to_say_it(house: House) -> None:
+    for fields in ({}, {"prompt": None, "name": "a"}, {"messages": None}):
+        _, told = await house.post(PATH, **fields)
+        assert told["error"]["message"] == "prompt: is required (or messages)"
+
+
+async def test_an_unknown_id_is_told_alike_by_get_and_delete(house: House) -> None:
+    assert await delete(house, "prefix-x") == await house.get(f"{PATH}/prefix-x")
+
+
 async def test_what_is_over_the_budget_is_refused_and_forgotten(house: House) -> None:
     house.scheduler.pin_refusal = Refused(
         RequestId(""), ErrorCode.PREFIX_BUDGET, "too many blocks", "prompt"
