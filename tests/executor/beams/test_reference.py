@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
+from services.executor.model.interface import DecoderModel
+from services.executor.model.loader import load_model
+from shared.model_source import DEFAULT_MODEL, find_model
 from shared.sampling import NO_DRAW, EarlyStopping, FinishReason, SamplingParams
 from tests.executor.beams.in_process import InProcess
-from tests.executor.beams.models import DATA, SMALL, write_small
+from tests.executor.beams.models import DATA, REAL, SMALL, write_small
 from tests.executor.model.tiny import load
 
 NARROW: Final = 1e-4
@@ -67,3 +71,11 @@ def test_a_small_pool_makes_beams_give_way_and_changes_no_answer(tmp_path: Path)
     server = InProcess(load(tmp_path), 60, 4, num_cpu_blocks=30)
     check(server, cases_of("stories")[30:])
     assert server.core.counters.preemptions.total() > 0
+
+
+@pytest.mark.model
+def test_the_real_model_answers_as_in_transformers() -> None:
+    model: DecoderModel = load_model(
+        find_model(DEFAULT_MODEL), torch.float32, torch.device("cpu"), lambda _: None
+    )
+    check(InProcess(model, 600), cases_of(REAL))
