@@ -147,10 +147,8 @@ class Holdings:
             most = (lead.num_wanted - 1) // self._block_size
             hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
             found = self.prefix.find(hashes)
-            at = len(found)
-            if at < most and self.prefix.is_coming(hashes[at]):
-                if before is None or any(_computes(one, hashes[at], at) for one in before):
-                    return None
+            if len(found) < most and self._is_coming(hashes[len(found)], len(found), before):
+                return None
         num_tokens = len(found) * self._block_size
         match = self._pins.match(lead, self._root(request), self._block_size)
         if match is None:
@@ -165,6 +163,11 @@ class Holdings:
             num_tokens = match.num_tokens
             found = table.block_ids[: blocks_in(num_tokens, self._block_size)]
         return Found(found, num_tokens, match.prefix)
+
+    def _is_coming(self, content: bytes, at: int, before: Iterable[Request] | None) -> bool:
+        if self.prefix is None or not self.prefix.is_coming(content):
+            return False
+        return before is None or any(_computes(request, content, at) for request in before)
 
     def start(self, request: Request, found: Found) -> Sequence:
         """Give the lead its table, over the blocks that were found. Returns: the lead."""

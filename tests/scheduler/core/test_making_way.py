@@ -58,7 +58,7 @@ def preemptions(house):
     return house.core.counters.preemptions.total()
 
 
-# --------------------------------------------------------------------------- a pin that waits
+# ------------------------------------------------------------------ a pin that waits
 
 
 def test_a_waiting_prefix_takes_the_blocks_of_the_last_and_starts_when_they_have_settled(
@@ -148,7 +148,7 @@ def test_a_prefix_does_not_wait_for_what_a_request_computes(open_house):
     all_are_right(house, "AB")
 
 
-# --------------------------------------------------------------------------- prompts that begin alike
+# ------------------------------------------------------------------ prompts that begin alike
 
 
 @pytest.fixture
