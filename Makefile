@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # PyTorch's index of CPU builds, so that nobody without a GPU downloads CUDA; skipped if not reachable.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# The kernels' compiler, for the tests, where torch has not brought its own as its CUDA builds do.
+TRITON ?= triton==3.6.0
 # Flags for `splitflap up`, for example: make serve ARGS="--port 8100 --max-model-len 4096"
 # Flags for the bench, for example: make bench ARGS="--quick --only A1,B"
 ARGS ?=
@@ -63,6 +65,7 @@ $(VENV)/.kernels: $(VENV)/.installed $(wildcard kernels/cpu/native/*.cpp kernels
 
 $(VENV)/.test-installed: $(VENV)/.kernels
 	@echo "[test] what the tests need"
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) --no-deps $(TRITON)
 	@$(PIP) -e '.[test]'
 	@touch $@
 

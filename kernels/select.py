@@ -14,7 +14,8 @@ from shared.logs import get_logger
 log = get_logger("kernels")
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
-KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
+GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 """Values of `--kv-cache-dtype` that some back end has, beside auto."""
 
 
@@ -23,8 +24,10 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
 
     Raises: StartError if there is none.
     """
+    if device.type == "cuda":
+        return _gpu_kernels(device, dtype)
     if device.type != "cpu":
-        raise StartError(f"device {device}: this version has kernels for the CPU only")
+        raise StartError(f"device {device}: there are kernels for cpu and cuda; choose one of them")
     if dtype not in CPU_DTYPES:
         raise StartError(
             f"--dtype {str(dtype).removeprefix('torch.')}: the CPU computes in bfloat16 or "
@@ -35,6 +38,24 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     except NotBuilt as reason:
         log.warning("native_kernels_unavailable", why=str(reason), instead="numba's machine code")
     return CpuKernels(dtype)
+
+
+def _gpu_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Triton is imported only here: a CPU needs none of it."""
+    if not torch.cuda.is_available():
+        raise StartError(f"device {device}: torch {torch.__version__} sees no GPU; choose cpu")
+    if dtype not in GPU_DTYPES:
+        raise StartError(
+            f"--dtype {str(dtype).removeprefix('torch.')}: a GPU computes in bfloat16, float16 or "
+            "float32; choose one of them, or auto"
+        )
+    try:
+        from kernels.triton_gpu.backend import Gpu, TritonKernels
+    except ModuleNotFoundError as missing:
+        raise StartError(
+            f"device {device}: its kernels need {missing.name}; pip install 'splitflap[gpu]'"
+        ) from missing
+    return TritonKernels(dtype, Gpu.of(device))
 
 
 def select_draws(device: torch.device) -> NativeDraws | None:
@@ -60,7 +81,7 @@ def select_kv_dtype(kernels: Kernels, name: str) -> torch.dtype:
     known = [ours for ours, theirs in KV_DTYPES.items() if theirs in kernels.kv_dtypes]
     own = str(kernels.dtype).removeprefix("torch.")
     told = f"--kv-cache-dtype {name}: "
-    if dtype is None:
+    if dtype is None or not isinstance(kernels, CpuKernels):
         raise StartError(
             f"{told}this device keeps keys and values in {' or '.join(('auto', *known))} "
             f"(auto: {own}, as the weights); choose one of them"

@@ -1,6 +1,7 @@
 """The requests of one answer, one a prompt, read as one stream."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,15 +105,19 @@ class AnswerGroup:
             await asyncio.sleep(0)  # the turn of others
         try:
             async with asyncio.timeout(timeout_s):
-                while not (pieces := self._take()):
+                while not (pieces := self._take(_PIECES_A_TURN)):
                     await self._wait()
         except TimeoutError:
             return []
         return pieces
 
-    def _take(self) -> list[tuple[int, Piece]]:
+    def rest(self) -> list[tuple[int, Piece]]:
+        """All that is here and not read yet; for an answer that ends with an error."""
+        return self._take(math.inf)
+
+    def _take(self, most: float) -> list[tuple[int, Piece]]:
         pieces: list[tuple[int, Piece]] = []
-        while self._fresh and len(pieces) < _PIECES_A_TURN:
+        while self._fresh and len(pieces) < most:
             number = next(iter(self._fresh))
             del self._fresh[number]
             pieces += [(number, piece) for piece in self._streams[number].take()]

@@ -103,6 +103,12 @@ class Choice:
         elif piece.finished is not None:
             self.ending = self._ending_of(piece.finished)
 
+    def break_off(self) -> bool:
+        """The answer ends here by an error: nothing is held back. Whether there is more to tell."""
+        if self.ending is None:
+            self._add(self._text.finish())
+        return bool(self._parts or self._token_ids)
+
     def delta(self) -> Delta:
         """All that is new since the last call."""
         count = self._num_ready

@@ -23,8 +23,6 @@ _STATUS: Final = {
     ErrorCode.DEADLINE: 408,
     ErrorCode.PREFIX_BUDGET: 400,
     ErrorCode.UNKNOWN_PREFIX: 404,
-    ErrorCode.PREFIX_BUDGET: 400,
-    ErrorCode.UNKNOWN_PREFIX: 404,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNKNOWN_REQUEST: 404,
     ErrorCode.MOVED: 409,
@@ -102,16 +100,18 @@ def of_finish(finished: Finished) -> Failure:
 def _with_headers(
     code: ErrorCode, message: str, param: str | None = None, retry_after_s: float | None = None
 ) -> Failure:
-    """What tells a client, by headers, whether another try is worth it, and when."""
-    headers = {}
-    if _STATUS[code] in (429, 503):
+    """What tells a client, by status and headers, whether another try is worth it, and when."""
+    headers, status = {}, _STATUS[code]
+    if status == 400 and retry_after_s is not None:
+        status = 429  # the request is right, only not now; clients try a 400 never again
+    if status in (429, 503) or retry_after_s is not None:
         wait_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
         if not 1 <= wait_s <= _LONGEST_WAIT_S:  # nor is NaN
             wait_s = _LONGEST_WAIT_S if wait_s > _LONGEST_WAIT_S else 1
         headers["Retry-After"] = str(round(wait_s))
     if code is ErrorCode.DEADLINE:
         headers["x-should-retry"] = "false"  # OpenAI's clients ask again after any other 408
-    return Failure(_STATUS[code], message, code.value, param, headers=headers)
+    return Failure(status, message, code.value, param, headers=headers)
 
 
 def unavailable(message: str) -> Failure:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -174,9 +175,10 @@ class Generation:
         except StreamRefused as error:
             raise self._failure_of(error) from None
         await response.prepare(request)
+        writer = StreamWriter(response)
         failed = None
         try:
-            closing = await self._tell(response, ping_interval_s)
+            closing = await self._tell(writer, ping_interval_s)
         except StreamRefused as error:
             failed = self._failure_of(error)
         except failures.Failure as failure:
@@ -190,31 +192,37 @@ class Generation:
             failed.message, failed.param = self.call.in_client_words(failed.message, failed.param)
             gauges.REQUESTS_REJECTED.labels(reason=failed.code).inc()
             closing = sse.event(failed.fields)
+        await writer.flush()
         await response.write(closing + sse.DONE)
         await response.write_eof()
         if failed is None:
             self._times.ended()
 
-    async def _tell(self, response: web.StreamResponse, ping_interval_s: float) -> bytes:
-        """Events until all choices have ended; returns what comes before [DONE]."""
+    async def _tell(self, writer: StreamWriter, ping_interval_s: float) -> bytes:
+        """Events until all choices have ended; returns what comes before [DONE].
+
+        Raises: StreamRefused or Failure, after all that came before it is told (`writer`).
+        """
         progress = self._begun
         events = StreamEvents(self.call, self.answer, progress, self._tokenizer)
-        writer = StreamWriter(response)
         await writer.tell(events.opening())
         await writer.flush()
         sent_at = time.monotonic()
-        while not progress.is_over:
-            wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
-            try:
-                is_told = await self._tell_pieces(writer, events, await self._group.next(wait_s))
-            except failures.Failure:
-                await writer.flush()
-                raise
-            if not is_told and time.monotonic() - sent_at >= ping_interval_s:
-                is_told = await writer.tell([sse.PING])  # nothing came, or no text yet
-            if is_told:
-                await writer.flush()
-                sent_at = time.monotonic()
+        try:
+            while not progress.is_over:
+                wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
+                pieces = await self._group.next(wait_s)
+                is_told = await self._tell_pieces(writer, events, pieces)
+                if not is_told and time.monotonic() - sent_at >= ping_interval_s:
+                    is_told = await writer.tell([sse.PING])  # nothing came, or no text yet
+                if is_told:
+                    await writer.flush()
+                    sent_at = time.monotonic()
+        except (StreamRefused, failures.Failure):
+            with suppress(failures.Failure):  # the first one is told
+                await self._tell_pieces(writer, events, self._group.rest())
+            await writer.tell(events.broken_off())
+            raise
         if self.call.stream is None or not self.call.stream.include_usage:
             return b""
         await self._settle()
@@ -223,13 +231,18 @@ class Generation:
     async def _tell_pieces(
         self, writer: StreamWriter, events: StreamEvents, pieces: Sequence[tuple[int, Piece]]
     ) -> bool:
-        """Whether there was anything to tell. Raises: Failure, after what came before it."""
-        is_told = False
+        """Whether there was anything to tell. Raises: Failure, the first one, after the rest."""
+        is_told, failed = False, None
         for number, piece in pieces:
             index = self._begun.index_of(number, piece)
             self._times.observe(index, piece)
-            is_told |= await writer.tell(events.of(index, piece))
+            try:
+                is_told |= await writer.tell(events.of(index, piece))
+            except failures.Failure as failure:
+                failed = failed or failure
             self._stop_if_cut(number, index, piece)
+        if failed is not None:
+            raise failed
         return is_told
 
     # ------------------------------------------------------------------ both

@@ -38,7 +38,7 @@ _WHY: Final = {
     413: "the body is too large",
     415: "the body is no application/json in UTF-8, plain, gzip or deflate",
     417: "an Expect that is not 100-continue",
-    429: "too many requests wait",
+    429: "too many requests wait, or a prefix finds no room now; try again later",
     500: "the server failed on this request",
     503: "not ready, or no longer",
 }
@@ -172,7 +172,7 @@ def _paths() -> dict[str, dict[str, Any]]:
                 "Pin a prefix: it stays computed for all whose prompt begins with it",
                 [prefixes.PrefixTextBody, prefixes.PrefixChatBody],
                 _answer(_ref(prefixes.PrefixCard)),
-                (*_OF_BODIES, 503),
+                _OF_GENERATING,
             ),
             "get": _get("The pinned prefixes", prefixes.PrefixList, (503,)),
         },

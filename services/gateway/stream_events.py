@@ -14,6 +14,7 @@ from services.gateway.logprob_fields import LogprobFields
 from services.gateway.progress import Progress
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import Tokenizer
+from shared.ids import Ids
 from shared.messages import KVBill
 
 
@@ -43,6 +44,12 @@ class StreamEvents:
         """Whether the first events wait for what the scheduler sends with the first token."""
         return self._call.echo and self._call.sampling.logprobs is not None
 
+    def _awaits_prompt(self, index: int) -> bool:
+        return self._opens_later and index in self._unopened
+
+    def _prompt_ids(self, index: int) -> Ids:
+        return self._progress.prompt_of(index).token_ids
+
     def opening(self) -> Iterator[bytes]:
         """What a client gets before the model has computed anything, in portions."""
         if self._answer.endpoint == "completion" and (not self._call.echo or self._opens_later):
@@ -54,18 +61,27 @@ class StreamEvents:
     def of(self, index: int, piece: Piece) -> Iterator[bytes]:
         """The events that a piece of a choice lets out, maybe none, in portions.
 
-        Raises: Failure if the choice ended with an error.
+        Raises: Failure if the choice ended with an error; `broken_off` has what came with it.
         """
         choice = self._progress.choices[index]
         if choice.ending is not None:
             return
-        self._progress.feed(index, piece)
-        if self._opens_later and index in self._unopened:
+        num_scored = 1 + len(piece.prompt_logprobs)
+        if self._awaits_prompt(index) and num_scored >= len(self._prompt_ids(index)):
             yield from self._first(index, piece)
+        self._progress.feed(index, piece)
+        if self._awaits_prompt(index):
+            return  # another choice failed before the prompt was computed
         if choice.is_due:
             yield from self._told(index, choice)
         if choice.ending is not None:
             yield from self._told(index, choice, is_last=True)
+
+    def broken_off(self) -> Iterator[bytes]:
+        """What is to be told before an error: of each choice that has not ended, all that came."""
+        for index, choice in enumerate(self._progress.choices):
+            if choice.break_off() and not self._awaits_prompt(index):
+                yield from self._told(index, choice)
 
     def usage(self, num_cached: int, bills: Sequence[KVBill] = ()) -> bytes:
         """What comes before [DONE] for who asked for it."""
@@ -104,9 +120,8 @@ class StreamEvents:
         if index in self._unopened:
             self._unopened.discard(index)
             if self._call.return_token_ids:
-                prompt_ids = self._progress.prompt_of(index).token_ids
                 where = extras if self._answer.endpoint == "chat" else choice
-                where["prompt_token_ids"] = prompt_ids
+                where["prompt_token_ids"] = self._prompt_ids(index)
         options = self._call.stream
         if options is not None and options.include_usage:
             num_prompt_tokens = self._progress.num_prompt_tokens

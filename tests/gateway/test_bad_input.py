@@ -245,7 +245,8 @@ def test_random_bytes_never_hurt(junk_house, junk: bytes, is_body: bool) -> None
 @pytest.fixture
 def junk_house(tmp_path: Path):
     with asyncio.Runner() as runner:
-        opened = open_house(tmp_path, request_read_timeout_s=0.05)
+        # far above what a busy machine takes between a connection and its first byte
+        opened = open_house(tmp_path, request_read_timeout_s=0.5)
         house = runner.run(opened.__aenter__())
         yield runner.get_loop(), house
         runner.run(opened.__aexit__(None, None, None))

@@ -7,13 +7,22 @@ import pytest
 
 from services.gateway import failures
 from shared.errors import ErrorCode
-from shared.messages import CancelReason, Refused
+from shared.messages import CancelReason, Refused, Tokens
 from shared.sampling import FinishReason
-from tests.gateway.house import Held, House, held_stream, open_house
+from tests.gateway.house import Held, House, held_stream, open_house, text_of
 from tests.gateway.scripted_scheduler import Script
 from tests.gateway.tiny_models import gguf
 
 PATH = "/v1/completions"
+
+
+def fail_with(held: Held, *texts: str) -> None:
+    """All texts come in one message, and with them the first choice's end by an error."""
+    for index, text in enumerate(texts):
+        held.scheduler.run(held.request_id, text, index, lost=True)
+    held.scheduler.finish(held.request_id, FinishReason.ERROR, error="NaN logits")
+    logs = held.scheduler.logs[held.request_id]
+    held.scheduler.send(Tokens(tuple(log.run(0) for log in logs[: len(texts)])))
 
 
 async def test_an_error_before_the_first_byte_is_a_status(house: House) -> None:
@@ -46,6 +55,52 @@ async def test_an_error_inside_a_stream_is_an_event_and_then_done(house: House) 
     assert told[-2]["error"]["message"] == "NaN logits at step 7"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stop": ["cd"]}, {"logprobs": 0, "stop": ["cd"]}, {"echo": True},
+     {"echo": True, "logprobs": 1}, {"n": 2}],
+)  # fmt: skip
+async def test_tokens_that_come_with_an_error_are_told_before_it(house, fields) -> None:
+    """Whatever was held back is told, too: no stop string comes any more."""
+    async with held_stream(house, **fields) as held:
+        fail_with(held, "abc")
+        told = await held.events.rest()
+    before = "Hi" if "echo" in fields else ""
+    assert text_of(told[:-2]) == before + "abc"
+    assert (told[-2]["error"]["message"], told[-1]) == ("NaN logits", "[DONE]")
+
+
+async def test_a_failed_choice_takes_nothing_from_the_others(house: House) -> None:
+    async with held_stream(house, n=2) as held:
+        fail_with(held, "abc", "xyz")
+        told = await held.events.rest()
+    texts = {event["choices"][0]["index"]: event["choices"][0]["text"] for event in told[:-2]}
+    assert texts == {0: "abc", 1: "xyz"}
+    assert told[-2]["error"]["message"] == "NaN logits"
+
+
+async def test_what_failed_before_its_prompt_was_told_tells_nothing(house: House) -> None:
+    """With echo and logprobs a text without its prompt would be wrong."""
+    async with held_stream(house, n=2, echo=True, logprobs=1) as held:
+        held.scheduler.run(held.request_id, "xyz", 1)
+        held.scheduler.finish(held.request_id, FinishReason.ERROR, error="NaN logits")
+        told = await held.events.rest()
+    assert text_of(told) == ""
+    assert told[0]["error"]["message"] == "NaN logits"
+
+
+async def test_text_that_waited_for_more_is_told_before_an_error(tmp_path: Path) -> None:
+    async with open_house(tmp_path, stream_interval=8) as house, held_stream(house) as held:
+        held.run("ab")
+        first = await held.events.next()
+        held.run("cd")
+        await held.is_listed_at(4)
+        held.scheduler.send(Refused(held.request_id, ErrorCode.DEADLINE, "too late"))
+        rest = await held.events.rest()
+    assert (text_of([first]), text_of(rest)) == ("ab", "cd")
+    assert (rest[-2]["error"]["code"], rest[-1]) == ("deadline_exceeded", "[DONE]")
+
+
 async def test_an_error_without_a_stream_is_a_500(house: House) -> None:
     house.scheduler.script.append(Script(["abc"], FinishReason.ERROR, error="NaN logits"))
     status, told = await house.post("/v1/completions", prompt="Hi")
@@ -57,8 +112,17 @@ def test_every_code_of_a_refusal_has_a_status(code: ErrorCode) -> None:
     failure = failures.of_refusal(Refused("", code, "no", retry_after_s=7.0))
     assert 400 <= failure.status < 600
     assert failure.code == code.value
-    said = {"Retry-After": "7"} if failure.status in (429, 503) else {}
-    assert failure.headers == ({"x-should-retry": "false"} if failure.status == 408 else said)
+    assert failure.headers["Retry-After"] == "7", "whoever refused it says when"
+    assert ("x-should-retry" in failure.headers) == (code is ErrorCode.DEADLINE)
+    untimed = failures.of_refusal(Refused("", code, "no"))
+    assert ("Retry-After" in untimed.headers) == (untimed.status in (429, 503))
+
+
+def test_what_is_refused_only_for_now_is_no_400() -> None:
+    """OpenAI's clients try a 429 again, after the time it says; a 400 never."""
+    for code in (ErrorCode.PREFIX_BUDGET, ErrorCode.NEVER_FITS):
+        assert failures.of_refusal(Refused("", code, "no", retry_after_s=5.0)).status == 429
+        assert failures.of_refusal(Refused("", code, "no")).status == 400
 
 
 async def test_a_full_queue_is_429_and_says_when_to_retry(house: House) -> None:
@@ -125,6 +189,20 @@ async def test_a_bug_of_ours_in_the_middle_of_a_stream_is_told_too(tmp_path: Pat
         assert told[-1] == "[DONE]"
         await house.scheduler.until(lambda: bool(house.scheduler.cancels(CancelReason.CLIENT_GONE)))
         assert await house.metric(gone) == before
+
+
+async def test_a_bug_of_ours_takes_nothing_from_what_came_before_it(tmp_path: Path) -> None:
+    options = {"model": "tiny"}
+    async with (
+        open_house(tmp_path, model=str(gguf(tmp_path)), scheduler_options=options) as house,
+        held_stream(house, prompt="ab", n=2) as held,
+    ):
+        whole, broken = held.scheduler.logs[held.request_id]
+        whole.token_ids, broken.token_ids = list(held.submit.prompt), [-5]
+        held.scheduler.send(Tokens((whole.run(0), broken.run(0))))
+        told = await held.events.rest()
+    assert text_of(told[:-2]).strip() == "ab"
+    assert told[-2]["error"]["code"] == "internal_error"
 
 
 async def test_only_requests_that_finished_have_a_latency(house: House) -> None:

@@ -138,10 +138,23 @@ async def test_what_is_over_the_budget_is_refused_and_forgotten(house: House) ->
     house.scheduler.pin_refusal = Refused(
         RequestId(""), ErrorCode.PREFIX_BUDGET, "too many blocks", "prompt"
     )
-    status, told = await house.post(PATH, prompt="a")
-    assert (status, told["error"]["code"]) == (400, "prefix_budget_exceeded")
-    assert told["error"]["message"] == "too many blocks"
+    async with house.http.post(house.url + PATH, json={"prompt": "a"}) as response:
+        told = (await response.json())["error"]
+        assert (response.status, told["code"]) == (400, "prefix_budget_exceeded")
+        assert "Retry-After" not in response.headers
+    assert told["message"] == "too many blocks"
     assert house.gateway.link.pins.num_remembered == 0
+
+
+async def test_what_is_over_the_budget_only_now_is_to_be_tried_again(house: House) -> None:
+    house.scheduler.pin_refusal = Refused(
+        RequestId(""), ErrorCode.PREFIX_BUDGET, "not beside that request", "prompt", 5.0
+    )
+    async with house.http.post(house.url + PATH, json={"prompt": "a"}) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "5")
+        assert (await response.json())["error"]["code"] == "prefix_budget_exceeded"
+    house.scheduler.pin_refusal = None
+    assert (await pin(house, prompt="a"))["status"] == "ready"
 
 
 async def test_a_prefix_that_takes_long_is_told_while_it_is_computed(

@@ -189,12 +189,15 @@ def test_progress_is_told_in_percent(folder: Path) -> None:
     assert len(heard) == len(set(heard)) > 5
 
 
-def test_dtypes_and_devices_without_kernels(folder: Path) -> None:
+def test_dtypes_and_devices_without_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     source = ModelSource("tiny", "folder", folder)
     with pytest.raises(StartError, match="--dtype float16"):
         load_model(source, torch.float16, torch.device("cpu"), lambda _: None)
-    with pytest.raises(StartError, match="for the CPU only"):
+    with pytest.raises(StartError, match="sees no GPU"):
         load_model(source, torch.float32, torch.device("cuda"), lambda _: None)
+    with pytest.raises(StartError, match="cpu and cuda"):
+        load_model(source, torch.float32, torch.device("meta"), lambda _: None)
 
 
 # ------------------------------------------------------------------------------------ GGUF
