@@ -1,143 +1,46 @@
-"""The fields a client may send, as models: their types, their limits, and what they mean.
+"""The bodies a client may send, as models: their fields, and what each means.
 
 These models check types and say in /openapi.json what is taken. Every field may be null, which
-means absent. Limits that `shared.sampling` checks with the vocabulary at hand are only told here
-(`json_schema_extra`); those in `ge`, `le` and `Literal` are checked here.
+means absent.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import FailFast, Field
 
 from services.gateway.answer_size import MAX_LOGPROBS_IN_ALL
-from services.gateway.stop_strings import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from services.gateway.field_types import (
+    INT32_MAX,
+    MAX_BAD_TEXT_CHARACTERS,
+    MAX_BAD_TEXTS,
+    MAX_BANNED_TOKEN_IDS,
+    MAX_CACHE_SALT_CHARACTERS,
+    MAX_DEADLINE_S,
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MODEL,
+    RETURN_TOKEN_STRS,
+    TEXT,
+    Content,
+    EarlyStopping,
+    Flag,
+    Prompt,
+    StopStrings,
+    Strict,
+    TokenId,
+    TokenIds,
+    between,
+    count,
+    ids_field,
+)
 from shared.sampling import (
     INT64,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BIASES,
     MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
-    MAX_N,
     MAX_STOP_TOKEN_IDS,
 )
-
-INT32_MAX: Final = 2**31 - 1
-MAX_DEADLINE_S: Final = 86_400
-MAX_MESSAGES: Final = 4096
-MAX_METADATA: Final = 16  # OpenAI's
-MAX_PROMPTS: Final = 1024
-MAX_CHOICES: Final = 1024  # of one request: prompts times the answers generated to each
-MAX_CACHE_SALT_CHARACTERS: Final = 128
-MAX_BAD_TEXTS: Final = 64  # each is at most two runs of tokens
-MAX_BANNED_TOKEN_IDS: Final = 128  # with those runs: shared.sampling.MAX_BAD_WORDS
-MAX_BAD_TEXT_CHARACTERS: Final = 128
-TOKEN_ID: Final[dict[str, Any]] = {
-    "title": "token id",
-    "type": "integer",
-    "minimum": 0,
-    "maximum": INT32_MAX,
-}
-"""/openapi.json lowers the maximum to the vocabulary's."""
-
-_TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
-_IDS: Final[dict[str, Any]] = {"type": "array", "items": TOKEN_ID, "minItems": 1}
-_NULL: Final = {"type": "null"}
-_STOP_STRING: Final = _TEXT | {"maxLength": MAX_STOP_CHARACTERS}
-_PART: Final = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-
-Prompt = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT,
-                {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
-                _IDS,
-                {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
-            ],
-            "description": (
-                "a text, token ids, or a list of either; each is answered by n choices, at most "
-                f"{MAX_CHOICES} in all"
-            ),
-        }
-    ),
-]
-"""Checked by hand (`prompts.py`): it may be long, and pydantic makes an error of each item."""
-
-Content = Annotated[
-    str,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}],
-            "description": "a text, or parts of type text, which are joined by newlines",
-        }
-    ),
-]
-StopStrings = Annotated[
-    list[str] | None,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _STOP_STRING,
-                {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
-                _NULL,
-            ],
-            "description": "texts that end the answer",
-        }
-    ),
-]
-_TokenId = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WithJsonSchema(TOKEN_ID)]
-TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": TOKEN_ID})]
-"""Checked by hand, as `Prompt` is."""
-
-EarlyStopping = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "boolean"}, {"const": "never"}, _NULL],
-            "description": (
-                "only with use_beam_search. true: it ends with the n-th text that has ended; false "
-                "(default): when no beam is likely to end better than those; never: when none can"
-            ),
-        }
-    ),
-]
-"""Checked by hand: to pydantic's `Literal[True]`, 1 is true."""
-
-Flag = bool | None
-MODEL: Final[Any] = Field(None, description="one of /v1/models; default: the first")
-RETURN_TOKEN_STRS: Final[Any] = Field(None, description="token_strs: how each token is written")
-
-
-def _between(low: float, high: float, description: str, *, open_low: bool = False) -> Any:
-    """An optional number whose limits `check_sampling` checks."""
-    lowest = "exclusiveMinimum" if open_low else "minimum"
-    return Field(None, description=description, json_schema_extra={lowest: low, "maximum": high})
-
-
-def _count(description: str) -> Any:
-    """An optional number of answers, whose limits are checked later."""
-    limits: Any = {"minimum": 1, "maximum": MAX_N}
-    return Field(
-        None, ge=-INT32_MAX, le=INT32_MAX, description=description, json_schema_extra=limits
-    )
-
-
-def _ids(most: int, description: str) -> Any:
-    return Field(None, description=description, json_schema_extra={"maxItems": most})
-
-
-class Strict(BaseModel):
-    """No type stands for another, and every name is known."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
-    )
 
 
 class StreamOptionsBody(Strict):
@@ -166,20 +69,20 @@ class GenerationBody(Strict):
     min_tokens: int | None = Field(
         None, ge=0, le=INT32_MAX, description="no end before so many; at most max_tokens"
     )
-    temperature: float | None = _between(0, 100, "default 1; 0 takes the likeliest token")
-    top_p: float | None = _between(
+    temperature: float | None = between(0, 100, "default 1; 0 takes the likeliest token")
+    top_p: float | None = between(
         0, 1, "draw from the likeliest that have so much together; default 1: all", open_low=True
     )
     top_k: int | None = Field(
         None, ge=-1, le=INT32_MAX, description="draw from so many; 0 (default), -1: all"
     )
-    min_p: float | None = _between(
+    min_p: float | None = between(
         0, 1, "draw from those with this share of the likeliest's; default 0: all"
     )
-    n: int | None = _count(
+    n: int | None = count(
         "answers to each prompt; default 1; above 1 not at temperature 0 but with use_beam_search"
     )
-    best_of: int | None = _count(
+    best_of: int | None = count(
         "generate so many answers to each prompt and tell the n with the highest mean "
         "log-probability of a token, best first; default n; not below it, and not above it in a "
         "stream; above 1 not at temperature 0; not with use_beam_search"
@@ -192,25 +95,27 @@ class GenerationBody(Strict):
             "is all else that changes draws, and stop; max_tokens is not 0"
         ),
     )
-    length_penalty: float | None = _between(
+    length_penalty: float | None = between(
         -MAX_LENGTH_PENALTY,
         MAX_LENGTH_PENALTY,
         "only with use_beam_search: a text's score is the sum of its log-probabilities over its "
         "length to this power; default 1",
     )
     early_stopping: EarlyStopping = None
-    seed: int | None = _between(
+    seed: int | None = between(
         INT64.start, INT64.stop - 1, "the same seed, the same answer; default: drawn"
     )
     stop: StopStrings = None
-    stop_token_ids: list[_TokenId] | None = _ids(MAX_STOP_TOKEN_IDS, "tokens that end the answer")
+    stop_token_ids: list[TokenId] | None = ids_field(
+        MAX_STOP_TOKEN_IDS, "tokens that end the answer"
+    )
     ignore_eos: Flag = Field(None, description="go on after the model's end of text")
     include_stop_str_in_output: Flag = Field(
         None, description="the answer ends with what ended it of stop or stop_token_ids, as text"
     )
-    presence_penalty: float | None = _between(-2, 2, "off a token that the answer has; default 0")
-    frequency_penalty: float | None = _between(-2, 2, "off for each time it has it; default 0")
-    repetition_penalty: float | None = _between(
+    presence_penalty: float | None = between(-2, 2, "off a token that the answer has; default 0")
+    frequency_penalty: float | None = between(-2, 2, "off for each time it has it; default 0")
+    repetition_penalty: float | None = between(
         0, 100, "divides what prompt or answer have; default 1", open_low=True
     )
     logit_bias: dict[str, float] | None = Field(
@@ -222,7 +127,7 @@ class GenerationBody(Strict):
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         },
     )
-    allowed_token_ids: list[_TokenId] | None = _ids(
+    allowed_token_ids: list[TokenId] | None = ids_field(
         MAX_ALLOWED_TOKEN_IDS, "no other is drawn; empty: all"
     )
     bad_words: list[str] | None = Field(
@@ -233,10 +138,10 @@ class GenerationBody(Strict):
         ),
         json_schema_extra={
             "maxItems": MAX_BAD_TEXTS,
-            "items": _TEXT | {"maxLength": MAX_BAD_TEXT_CHARACTERS},
+            "items": TEXT | {"maxLength": MAX_BAD_TEXT_CHARACTERS},
         },
     )
-    banned_token_ids: list[_TokenId] | None = _ids(MAX_BANNED_TOKEN_IDS, "never drawn")
+    banned_token_ids: list[TokenId] | None = ids_field(MAX_BANNED_TOKEN_IDS, "never drawn")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,

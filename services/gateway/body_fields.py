@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from services.gateway.bodies import (
+from services.gateway.field_errors import written
+from services.gateway.field_types import (
     MAX_BAD_TEXTS,
     MAX_BANNED_TOKEN_IDS,
     MAX_MESSAGES,
     MAX_METADATA,
 )
-from services.gateway.field_errors import written
 from services.gateway.stop_strings import MAX_STOP_STRINGS
 from shared.errors import InvalidField, Unsupported
 from shared.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_BIASES, MAX_STOP_TOKEN_IDS

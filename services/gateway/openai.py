@@ -11,15 +11,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from services.gateway.bodies import (
-    MAX_BAD_TEXT_CHARACTERS,
-    MAX_CHOICES,
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    StreamOptionsBody,
-    Strict,
-)
+from services.gateway.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptionsBody
 from services.gateway.body_fields import (
     IN_STREAM_OPTIONS,
     check_sizes,
@@ -29,6 +21,7 @@ from services.gateway.body_fields import (
 from services.gateway.call import Best, Call, StreamOptions
 from services.gateway.conversation import chat_of, cleaned_messages
 from services.gateway.field_errors import explained
+from services.gateway.field_types import MAX_BAD_TEXT_CHARACTERS, MAX_CHOICES, Strict
 from services.gateway.prompts import prompts_of
 from services.gateway.stop_strings import MAX_STOP_CHARACTERS
 from shared.errors import InvalidField

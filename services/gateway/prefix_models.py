@@ -4,14 +4,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from services.gateway.bodies import (
-    MAX_CACHE_SALT_CHARACTERS,
-    MODEL,
-    TOKEN_ID,
-    ConversationBody,
-    Flag,
-    Strict,
-)
+from services.gateway.bodies import ConversationBody
+from services.gateway.field_types import MAX_CACHE_SALT_CHARACTERS, MODEL, TOKEN_ID, Flag, Strict
 
 MAX_NAME_CHARACTERS: Final = 128
 _NAME: Final[Any] = Field(

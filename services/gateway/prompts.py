@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from services.gateway.bodies import INT32_MAX, MAX_PROMPTS
+from services.gateway.field_types import INT32_MAX, MAX_PROMPTS
 from shared.errors import InvalidField, RequestError
 from shared.ids import Ids
 

@@ -16,7 +16,8 @@ from services.gateway.generation import Generation
 from services.gateway.keys import KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
-from services.gateway.openapi import Facts, document
+from services.gateway.openapi import document
+from services.gateway.openapi_schemas import Facts
 from services.gateway.prefix_routes import PrefixRoutes
 from services.gateway.request_reading import (
     ARRIVED_AT,
