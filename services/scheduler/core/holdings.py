@@ -222,10 +222,8 @@ class Holdings:
         if beam.table is not None:
             twin.table = self.allocator.fork(beam.table)
             twin.table.num_expected = twin.table.num_known
-            twin.table.last_step = beam.table.last_step
         if beam.swapped is not None:
             twin.swapped = self.cpu.fork(beam.swapped)
-            twin.swapped.last_step = beam.swapped.last_step
 
     def _hits_of(self, request: Request, sequence: Sequence) -> list[BlockId]:
         if self.prefix is None or not request.takes_hits:

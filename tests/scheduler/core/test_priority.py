@@ -100,6 +100,17 @@ def test_the_greatest_number_gives_way_first_though_it_came_first(ranked):
 # --------------------------------------------------------------------------- making way
 
 
+def test_nobody_gives_way_to_its_equal(ranked):
+    house = ranked(num_blocks=6, block_size=4)
+    submit(house, "A", 0, prompt=15, max_tokens=4)
+    submit(house, "B", 5, prompt=2, max_tokens=4)
+    house.step()
+    assert statuses(house, "AB") == [RUNNING, RUNNING]
+    submit(house, "X", 0, prompt=12, max_tokens=4)  # B's block is not enough for it, with A's it is
+    all_are_right(house, "ABX")
+    assert house.core.counters.preemptions.total() == 0
+
+
 def test_who_lacks_a_seat_takes_that_of_a_greater_number_in_the_same_step(ranked):
     house = ranked(max_num_seqs=1)
     submit(house, "B", 5)
