@@ -329,7 +329,7 @@ def test_the_wait_of_those_who_came_before_a_model_was_known_shows_too(build):
     assert house.core.longest_wait_s(house.now) == 0
 
 
-# --------------------------------------------------------------------------- beams and pins
+# --------------------------------------------------------------------------- beams
 
 
 def test_beams_make_way_and_come_back_as_they_were(ranked):
@@ -341,21 +341,3 @@ def test_beams_make_way_and_come_back_as_they_were(ranked):
     house.step(2)
     assert statuses(house, "BX") == [WAITING, RUNNING]
     all_are_right(house, "BX")
-
-
-def test_a_pinned_prefix_comes_first_and_makes_nobody_give_way(ranked):
-    house = ranked(num_blocks=10, block_size=4, max_num_seqs=2)
-    submit(house, "A", 0, prompt=4, max_tokens=16)
-    submit(house, "B", 5, prompt=4, max_tokens=12)
-    house.step(8)
-    house.pin("P", range(1, 15))
-    submit(house, "C", -5, prompt=4, max_tokens=2)
-    house.step(2)
-    assert statuses(house, "AB") == [RUNNING, RUNNING]
-    assert house.core.longest_wait_s(house.now) < 1, "of requests; a pin has no arrival"
-    while not house.core.book.pins.get("P").is_ready:
-        assert house.status("C") is not RUNNING
-        house.step()
-    assert house.core.counters.preemptions.total() == 0
-    all_are_right(house, "ABC")
-    house.unpin("P")
