@@ -72,8 +72,8 @@ class BeamSearch:
         self._scores = [branch.score for branch in going_on]
         return going_on
 
-    def logprobs(self, beam: Sequence, token_id: int) -> tuple[PositionLogprobs, ...]:
-        """What is told of each token of a beam and one more; () if the request asks for nothing."""
+    def told(self, beam: Sequence, token_id: int) -> tuple[PositionLogprobs, ...]:
+        """What is told of the next token of a beam; () if the request asks for nothing."""
         if self._num_top is None:
             return ()
         report = _report_of(beam)
@@ -84,7 +84,7 @@ class BeamSearch:
             top_ids=report.top_ids[: self._num_top],
             top=report.top[: self._num_top],
         )
-        return (*beam.logprobs, told)
+        return (told,)
 
     def _branches(self, beams: tuple[Sequence, ...], length: int) -> Iterator[Branch]:
         """All texts that may come next, likeliest first; before `min_tokens` none that stops."""
@@ -104,7 +104,7 @@ class BeamSearch:
         hypothesis = Hypothesis(
             value,
             (*beam.generated, branch.token_id),
-            self.logprobs(beam, branch.token_id),
+            (*beam.logprobs, *self.told(beam, branch.token_id)),
             is_stopped,
         )
         self.hypotheses.append(hypothesis)

@@ -73,14 +73,14 @@ class Beams:
             if heirs.setdefault(branch.parent, branch) is branch:
                 nexts.append(beam)
                 continue
-            told = search.logprobs(beam, branch.token_id)
             text = (*beam.generated, branch.token_id)
+            told = (*beam.logprobs, *search.told(beam, branch.token_id))
             twin = Sequence(next(self._ids), 0, beam.prompt, text, told)
             self._steps.branch(beam, twin)
             nexts.append(twin)
         for parent, heir in heirs.items():
             beam = beams[parent]
-            beam.logprobs = list(search.logprobs(beam, heir.token_id))
+            beam.logprobs += search.told(beam, heir.token_id)
             beam.generated.append(heir.token_id)
         return nexts
 

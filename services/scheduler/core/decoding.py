@@ -97,7 +97,6 @@ class Beam:
     def __init__(self, params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
         self.stop_ids = stop_ids
         self.num_top = min(num_beam_top(params, len(stop_ids)), vocab_size)
-        self._min_tokens = params.min_tokens
 
     def asks(self, sequence: Sequence) -> tuple[messages.Sample, ...]:
         """The likeliest tokens, of the raw distribution: those that would stop too early as well.
@@ -108,5 +107,5 @@ class Beam:
         return (ask,)
 
     def stops(self, num_generated: int, token_id: int) -> bool:
-        """True for eos (unless ignored) and the stop ids, after `min_tokens` others."""
-        return token_id in self.stop_ids and num_generated > self._min_tokens
+        """Never: the search says which texts are over."""
+        return False

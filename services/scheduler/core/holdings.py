@@ -6,6 +6,7 @@ full ones, and compute the rest themselves. Beams that come back share more: ste
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain
 
 from services.scheduler.core.flight import SentRow
@@ -133,10 +134,11 @@ class Holdings:
             num_full = lead.num_tokens // self._block_size
             self.prefix.hashes(lead, self._root(request), num_full)
 
-    def hits(self, request: Request) -> Found | None:
+    def hits(self, request: Request, before: Iterable[Request] | None = None) -> Found | None:
         """What of the first tokens is here, cached or pinned; None: more is being computed.
 
-        At least one token is left to compute: something has to be drawn from.
+        It waits for what those `before` it compute; for anybody if that is None. At least one token
+        is left to compute: something has to be drawn from.
         """
         if not request.takes_hits:
             return Found([], 0)
@@ -145,7 +147,7 @@ class Holdings:
             most = (lead.num_wanted - 1) // self._block_size
             hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
             found = self.prefix.find(hashes)
-            if len(found) < most and self.prefix.is_coming(hashes[len(found)]):
+            if len(found) < most and self._is_coming(hashes[len(found)], len(found), before):
                 return None
         num_tokens = len(found) * self._block_size
         match = self._pins.match(lead, self._root(request), self._block_size)
@@ -161,6 +163,11 @@ class Holdings:
             num_tokens = match.num_tokens
             found = table.block_ids[: blocks_in(num_tokens, self._block_size)]
         return Found(found, num_tokens, match.prefix)
+
+    def _is_coming(self, content: bytes, at: int, before: Iterable[Request] | None) -> bool:
+        if self.prefix is None or not self.prefix.is_coming(content):
+            return False
+        return before is None or any(_computes(request, content, at) for request in before)
 
     def start(self, request: Request, found: Found) -> Sequence:
         """Give the lead its table, over the blocks that were found. Returns: the lead."""
@@ -215,10 +222,8 @@ class Holdings:
         if beam.table is not None:
             twin.table = self.allocator.fork(beam.table)
             twin.table.num_expected = twin.table.num_known
-            twin.table.last_step = beam.table.last_step
         if beam.swapped is not None:
             twin.swapped = self.cpu.fork(beam.swapped)
-            twin.swapped.last_step = beam.swapped.last_step
 
     def _hits_of(self, request: Request, sequence: Sequence) -> list[BlockId]:
         if self.prefix is None or not request.takes_hits:
@@ -338,6 +343,16 @@ class Holdings:
         if self.prefix is not None:
             for at in range(table.num_known, table.num_expected):
                 self.prefix.unexpect(sequence.hashes[at])
+
+
+def _computes(request: Request, content: bytes, at: int) -> bool:
+    """Whether this is what a request that runs has yet to make known as its block number `at`."""
+    return any(
+        one.table is not None
+        and one.table.num_known <= at < one.table.num_expected
+        and one.hashes[at] == content
+        for one in request.live_sequences
+    )
 
 
 def is_joint(live: tuple[Sequence, ...]) -> bool:

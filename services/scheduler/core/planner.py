@@ -333,7 +333,7 @@ class Planner:
         """
         if num_running + request.num_seats > self._max_running:
             return None
-        hits = self._holdings.hits(request)
+        hits = self._precedence.find(request)
         if hits is None:
             return None
         block_size = self._holdings.allocator.block_size

@@ -3,13 +3,16 @@
 Swapped requests come before waiting ones, but for a waiting one of a lower priority number. Nobody
 waits for running ones of a greater number than its own: if it lacks blocks or a seat these give
 way, last first, before any row of the round is placed (law 2), and tokens are kept for it from
-their prompts. Two kinds are spared: who came back and has no new token yet, so that everybody gets
-further between giving way twice; and all of them, where even all together would not be enough.
+their prompts; and a block that one of them computes it computes itself. Two kinds are spared: who
+came back and has no new token yet, so that everybody gets further between giving way twice; and all
+of them, where even all together would not be enough.
 
-Where all priorities are equal nothing of this ever happens.
+A pinned prefix has the lowest number of all, under either policy: everybody makes way for it. Else,
+where all priorities are equal, nothing of this ever happens.
 """
 
 from collections import Counter
+from itertools import takewhile
 
 from services.scheduler.core.book import Book
 from services.scheduler.core.draft import Draft
@@ -50,12 +53,23 @@ class Precedence:
 
     @property
     def urgent(self) -> Request | None:
-        """Who is next, if a greater number runs; nobody makes way for a pinned prefix."""
+        """Who is next, if a greater number runs."""
         running = self._book.running
         line = self._book.swapped if self.is_swapped_next else self._book.waiting
-        if not running or not line or line.first.is_pin:
+        if not running or not line:
             return None
         return line.first if line.first.priority < running.last.priority else None
+
+    def find(self, request: Request) -> Found | None:
+        """Where one that waits can start; None: it waits for a block that is being computed.
+
+        It does so only where one who comes before it computes that, or one of its own number.
+        """
+        running, priority = self._book.running, request.priority
+        if not running or running.last.priority <= priority:
+            return self._holdings.hits(request)
+        before = takewhile(lambda one: one.priority <= priority, running)
+        return self._holdings.hits(request, before)
 
     def make_way(self, draft: Draft) -> None:
         """Let those give way for whom the next one must not wait; they have no row yet."""
@@ -76,7 +90,7 @@ class Precedence:
         return min(urgent.live_sequences[0].num_to_compute - num_found, draft.shares.left)
 
     def _found(self, urgent: Request) -> Found | None:
-        return Found([], 0) if urgent.status is Status.SWAPPED else self._holdings.hits(urgent)
+        return Found([], 0) if urgent.status is Status.SWAPPED else self.find(urgent)
 
     def _victims(self, urgent: Request, num_running: int) -> list[Request] | None:
         """Who has to give way so that `urgent` can be let in; None: it cannot be, whoever does."""

@@ -241,6 +241,24 @@ def test_an_executor_lost_at_any_step_of_a_search_changes_nothing(build, lost_at
     assert house.answers("A") == house.solos("A")
 
 
+@pytest.mark.parametrize("again_at", [4, 5])
+def test_an_executor_lost_while_only_some_beams_are_back_takes_their_reports_too(build, again_at):
+    house = build(64, 4, max_num_batched_tokens=5)
+    beams(house, "A", prompt=9, max_tokens=12, n=4)
+    house.step(9)
+    house.lose_executor()
+    house.join()
+    house.step(again_at)
+    reported = [beam.report is not None for beam in house.core.book.get("A").beams]
+    assert any(reported)
+    assert not all(reported)
+    house.lose_executor()
+    assert not any(beam.report for beam in house.core.book.get("A").beams)
+    house.join()
+    house.run()
+    assert house.answers("A") == house.solos("A")
+
+
 def test_whoever_kills_executors_with_its_beams_is_found(build):
     house = build(64, 4)
     beams(house, "A", prompt=9, max_tokens=8, n=4)

@@ -43,14 +43,16 @@ def search(model, params, max_tokens, stops):
         for beam in beams:
             beam.report = model.report((*PROMPT, *beam.generated), decoding.num_top)
         beams = tuple(
-            Sequence(
-                SequenceId(1), 0, PROMPT, (*beams[branch.parent].generated, branch.token_id),
-                running.logprobs(beams[branch.parent], branch.token_id),
-            )
+            _grown(beams[branch.parent], branch.token_id, running)
             for branch in running.expand(beams)
-        )  # fmt: skip
+        )
         assert len(beams) in (0, params.n)
     return running.hypotheses
+
+
+def _grown(beam, token_id, running):
+    told = (*beam.logprobs, *running.told(beam, token_id))
+    return Sequence(SequenceId(1), 0, PROMPT, (*beam.generated, token_id), told)
 
 
 @many_cases

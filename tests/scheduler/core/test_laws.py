@@ -4,9 +4,11 @@ import pytest
 
 from services.scheduler.core.laws import check_laws
 from services.scheduler.core.lifecycle import Status
+from services.scheduler.core.pins import Prefix
 from services.scheduler.core.sequence import Finish
 from shared.errors import InvariantBroken
-from shared.messages import PositionLogprobs
+from shared.ids import RequestId, SequenceId
+from shared.messages import Pin, PositionLogprobs
 from shared.sampling import NO_DRAW, FinishReason
 from tests.scheduler.core.house import House
 
@@ -210,3 +212,60 @@ def test_a_fault_of_beams_is_told_by_the_law_it_breaks(searching, fault, law):
     fault(searching)
     with pytest.raises(InvariantBroken, match=law):
         check_laws(searching.core)
+
+
+@pytest.fixture
+def beside_a_pin():
+    house = House(16, 4, num_cpu_blocks=4, enable_prefix_caching=True)
+    house.pin("P", range(1, 11))
+    house.run()
+    house.submit("A", prompt=6, max_tokens=8, ignore_eos=True)
+    house.step(2)
+    check_laws(house.core)
+    return house
+
+
+def pin_of(house):
+    return house.core.book.pins.get(RequestId("P")).request
+
+
+def lose_a_token_of_a_pin(house):
+    pin_of(house).sequences[0].table.num_filled -= 1
+
+
+def swap_a_pin_out(house):
+    core, request = house.core, pin_of(house)
+    core.steps.holdings.swap_out(request, 0)
+    core.steps.holdings.settle(None)
+    core.book.pinned.remove(request)
+    request.status = Status.SWAPPED
+    core.book.swapped.add(request)
+
+
+def let_a_pin_give_way(house):
+    pin_of(house).is_protected = False
+
+
+def pin_more_than_the_share(house):
+    pin = Pin(RequestId("Q"), (7,) * 21)  # six blocks beside three, of which eight are allowed
+    house.core.book.pin(Prefix(pin, house.core.book.get("A").gateway, SequenceId(99)))
+
+
+def promise_more_than_is_left(house):
+    house.core.book.get("A").limit(13 * 4)  # with six tokens before it
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        (lose_a_token_of_a_pin, "pins, all of it is held: 9 tokens of P"),
+        (swap_a_pin_out, "pins, never swapped or over: P is swapped"),
+        (let_a_pin_give_way, "pins, give way to nobody: P"),
+        (pin_more_than_the_share, "pins, the budget: 9 blocks are kept, at most 8"),
+        (promise_more_than_is_left, "pins, everybody fits beside them: A may need 15, 3 of 16"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_pins_is_told_by_the_law_it_breaks(beside_a_pin, fault, law):
+    fault(beside_a_pin)
+    with pytest.raises(InvariantBroken, match=law):
+        check_laws(beside_a_pin.core)

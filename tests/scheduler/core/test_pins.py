@@ -194,6 +194,21 @@ def test_other_keys_and_salts_find_nothing(pinned):
     assert [cached_tokens(house, name) for name in "ABC"] == [0, 0, 10]
 
 
+def test_a_prefix_of_a_key_is_found_with_that_key_and_its_salt_alone(pinned):
+    house = pinned()
+    house.unpin("P")
+    house.pin("Q", PREFIX, key_hash=b"k", cache_salt="s")
+    house.run()
+    salted = {"cache_salt": "s"}
+    house.submit("A", (*PREFIX, 31), max_tokens=2, extra=salted)
+    house.submit("B", (*PREFIX, 32), max_tokens=2, extra=salted, key_hash=b"other")
+    house.submit("C", (*PREFIX, 33), max_tokens=2, extra={"cache_salt": "t"}, key_hash=b"k")
+    house.submit("D", (*PREFIX, 34), max_tokens=2, extra=salted, key_hash=b"k")
+    house.run()
+    assert [cached_tokens(house, name) for name in "ABCD"] == [0, 0, 0, 10]
+    assert house.pins(key_hash=b"k")["Q"].num_hits == 1
+
+
 def test_the_longest_of_several_is_taken_and_it_alone_is_hit(pinned):
     house = pinned()
     house.pin("Q", (*PREFIX, 11, 12, 13))
@@ -347,9 +362,13 @@ def test_a_prefix_is_computed_among_those_who_grow_and_gives_way_to_nobody(build
     for name in "AB":
         house.submit(name, 3, max_tokens=12, ignore_eos=True)
     house.step(2)
+    of_b = house.sequence("B").sequence_id
     house.pin("P", PREFIX)
+    while not house.pins()["P"].is_ready:
+        house.step()
+    told = [told.sequence_id for plan in house.plans for told in plan.preemptions]
+    assert told == [of_b], "somebody gave way while it was computed, and it did not"
     house.run()
-    assert house.pins()["P"].is_ready
     assert [house.tokens(name) for name in "AB"] == [house.solo(name) for name in "AB"]
 
 
@@ -373,6 +392,15 @@ def test_more_than_the_share_is_refused_with_both_numbers_and_the_flag(house):
     assert "--max-pinned-share 0.5" in told.message
     assert told.retry_after_s is None
     assert counters(house).pins_refused == {ErrorCode.PREFIX_BUDGET: 1}
+
+
+def test_the_whole_share_may_be_pinned_and_not_a_block_more(house):
+    house.pin("P", range(1, 33))  # eight blocks, half of sixteen
+    house.pin("Q", (5,))
+    house.run()
+    assert refusal(house, "P") is None
+    assert (list(house.pins()), house.core.num_pinned_blocks) == (["P"], 8)
+    assert "needs 1 blocks of 4 tokens beside 8" in refusal(house, "Q").message
 
 
 def test_a_prefix_waits_for_nobody_it_could_not_live_beside(house):

@@ -100,6 +100,17 @@ def test_the_greatest_number_gives_way_first_though_it_came_first(ranked):
 # --------------------------------------------------------------------------- making way
 
 
+def test_nobody_gives_way_to_its_equal(ranked):
+    house = ranked(num_blocks=6, block_size=4)
+    submit(house, "A", 0, prompt=15, max_tokens=4)
+    submit(house, "B", 5, prompt=2, max_tokens=4)
+    house.step()
+    assert statuses(house, "AB") == [RUNNING, RUNNING]
+    submit(house, "X", 0, prompt=12, max_tokens=4)  # B's block is not enough for it, with A's it is
+    all_are_right(house, "ABX")
+    assert house.core.counters.preemptions.total() == 0
+
+
 def test_who_lacks_a_seat_takes_that_of_a_greater_number_in_the_same_step(ranked):
     house = ranked(max_num_seqs=1)
     submit(house, "B", 5)
@@ -318,7 +329,7 @@ def test_the_wait_of_those_who_came_before_a_model_was_known_shows_too(build):
     assert house.core.longest_wait_s(house.now) == 0
 
 
-# --------------------------------------------------------------------------- beams and pins
+# --------------------------------------------------------------------------- beams
 
 
 def test_beams_make_way_and_come_back_as_they_were(ranked):
@@ -330,21 +341,3 @@ def test_beams_make_way_and_come_back_as_they_were(ranked):
     house.step(2)
     assert statuses(house, "BX") == [WAITING, RUNNING]
     all_are_right(house, "BX")
-
-
-def test_a_pinned_prefix_comes_first_and_makes_nobody_give_way(ranked):
-    house = ranked(num_blocks=10, block_size=4, max_num_seqs=2)
-    submit(house, "A", 0, prompt=4, max_tokens=16)
-    submit(house, "B", 5, prompt=4, max_tokens=12)
-    house.step(8)
-    house.pin("P", range(1, 15))
-    submit(house, "C", -5, prompt=4, max_tokens=2)
-    house.step(2)
-    assert statuses(house, "AB") == [RUNNING, RUNNING]
-    assert house.core.longest_wait_s(house.now) < 1, "of requests; a pin has no arrival"
-    while not house.core.book.pins.get("P").is_ready:
-        assert house.status("C") is not RUNNING
-        house.step()
-    assert house.core.counters.preemptions.total() == 0
-    all_are_right(house, "ABC")
-    house.unpin("P")

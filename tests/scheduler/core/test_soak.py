@@ -54,11 +54,28 @@ def beams_that_gave_way(house, mode):
     return sum(one.mode is mode and one.sequence_id in asked for one in told)
 
 
+PINS = {"P": FAMILIES[0][:14], "Q": FAMILIES[1][:9]}  # 4 + 3 blocks, the last of each in part
+
+
+def pin_or_unpin(house, dice):
+    """One of the prefixes that families of prompts begin with comes or goes."""
+    name = dice.choice(list(PINS))
+    if name in house.pins():
+        house.unpin(name)
+    else:
+        house.pin(name, PINS[name])
+
+
 def deadline_and_priority(dice, policy):
     """What some requests say beside their wishes."""
     deadline_s = dice.choice((None,) * 7 + (0.02, 0.06, 60.0))
     priority = dice.choice((0, 0, 0, 2, 7, -1)) if policy == "priority" else 0
     return {"deadline_s": deadline_s, "priority": priority}
+
+
+def is_over(house, name):
+    """Whether each of its answers has ended."""
+    return all(house.finish(name, index=index) for index in range(house.width(name)))
 
 
 def is_late(house, name, answers):
@@ -87,6 +104,8 @@ def test_a_soak_ends_with_every_block_free_and_every_answer_right(mode, plans_in
     dice = Random(f"{mode} {plans_in_flight}")
     waiting, live, shared = list(range(NUM_REQUESTS)), {}, 0
     cancelled, late = set(), set()
+    for name, tokens in PINS.items():
+        house.pin(name, tokens)
     while waiting or live:
         while waiting and len(live) < NUM_AT_ONCE:
             name = f"{waiting.pop(0):04d}"
@@ -100,13 +119,15 @@ def test_a_soak_ends_with_every_block_free_and_every_answer_right(mode, plans_in
         shared += house.core.usage().num_shared > 0
         if dice.random() < 0.1:
             house.tick(0.001)
+        if dice.random() < 0.05:
+            pin_or_unpin(house, dice)
         if dice.random() < 0.03:
-            name = dice.choice(sorted(live))
+            name = dice.choice(sorted(name for name in live if not is_over(house, name)))
             house.cancel(name)
             del live[name]
             cancelled.add(name)
         for name, (prompt, sampling) in list(live.items()):
-            if all(house.finish(name, index=index) for index in range(sampling.n)):
+            if is_over(house, name):
                 answers = [solo(prompt, sampling, None, index)[0] for index in range(sampling.n)]
                 if is_late(house, name, answers):
                     late.add(name)
@@ -117,6 +138,10 @@ def test_a_soak_ends_with_every_block_free_and_every_answer_right(mode, plans_in
                 del live[name]
     house.run()
     core, counters = house.core, house.core.counters
+    assert counters.pin_hits > 100
+    assert counters.pins_taken > 10
+    for name in house.pins():
+        house.unpin(name)
     assert (house.free, core.cpu_usage().num_free, len(core.book)) == (64, 48, 0)
     assert core.usage().num_free + core.usage().num_cached == 64
     assert min(shared, counters.prefix_cache_hits, counters.cow_copies) > 0

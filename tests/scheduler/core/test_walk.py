@@ -263,6 +263,19 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     assert must <= set(+walker.happened), f"never happened: {must - set(+walker.happened)}"
 
 
+def test_a_search_that_was_told_whole_keeps_its_ends_at_another_scheduler():
+    walker = Walker(num_blocks=12, block_size=4, max_model_len=40)
+    params = {"n": 2, "ignore_eos": True, **as_beams(1.0, EarlyStopping.NO)}
+    walker.submit(3, 5, "g", params)
+    walker.step(20)
+    answers = walker.house.answers("001")
+    walker.restart()
+    walker.stop_string(0)  # the search has begun again: here it ends with nothing
+    walker.end()
+    assert walker.house.answers("001") == answers
+    assert all(answers)
+
+
 def story_of_a_walk(seed):
     """A digest of every command of a walk."""
     history = random_walk(seed, 1_000, **HOUSES["chunks"]).house.history

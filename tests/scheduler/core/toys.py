@@ -266,7 +266,7 @@ class Stream:
 
 
 class ToyGateway:
-    """Holds what it was told; `is_deaf` loses every message on the way."""
+    """Holds what it was told, of each end the first; `is_deaf` loses every message on the way."""
 
     def __init__(self):
         self.streams = defaultdict(Stream)
@@ -285,6 +285,9 @@ class ToyGateway:
                     self._take(run)
             case Finished(request_id, sequence):
                 stream = self.streams[key_of(request_id, sequence)]
+                if stream.finished is not None:  # told again, if need be by another scheduler
+                    stream.num_finished += 1
+                    return
                 has_scores = len(stream.prompt_logprobs) >= stream.num_scores
                 is_whole = has_scores or message.reason is not FinishReason.LENGTH
                 if message.length == len(stream.tokens) and is_whole:
@@ -307,6 +310,7 @@ class ToyGateway:
                     stream = self.streams[key_of(request_id, index)]
                     stream.tokens = list(sequence.token_ids)
                     stream.logprobs = list(sequence.logprobs)
+                    stream.finished = None
 
     def _take(self, run):
         stream = self.streams[key_of(run.request_id, run.sequence)]
@@ -322,6 +326,8 @@ class ToyGateway:
             return
         overlap = held[run.start : run.start + len(run.token_ids)]
         assert overlap == list(run.token_ids[: len(overlap)]), "what was told has changed"
+        if stream.finished is not None:
+            return  # nobody reads on
         held += run.token_ids[len(overlap) :]
         stream.logprobs += run.logprobs[len(overlap) :]
 

@@ -177,8 +177,6 @@ class Walker:
             return
         if self._is_deaf(name) or self.house.gateways[gateway.encode()].is_deaf:
             return
-        for index in range(1, self.house.width(name)):
-            self.house.stream(name, gateway, index).finished = None
         held = self.house.stream(name, gateway)
         held.max_tokens = self._stream(name).max_tokens
         held.num_scores = self._stream(name).num_scores
@@ -412,7 +410,6 @@ class Walker:
     def _resubmit(self, name, generated, *, resubmitted=False):
         submit = self.house.submits[name]
         stream = self._stream(name)
-        ended = [stream.finished for stream in self._streams(name)]
         self.house.submit(
             name, submit.prompt, gateway=self.owners[name], sampling=submit.sampling,
             age_s=self.house.now - self.births[name],
@@ -426,8 +423,6 @@ class Walker:
                 "deadline_s": submit.deadline_s,
             },
         )  # fmt: skip
-        for stream, end in zip(self._streams(name), ended, strict=True):
-            stream.finished = stream.finished or end
 
 
 def as_beams(length_penalty, early_stopping):
