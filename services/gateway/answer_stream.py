@@ -84,6 +84,8 @@ class AnswerStream:
         self.submitted_at = 0.0
         self.times_given_again = 0
         self.is_accepted = False
+        self._max_tokens: int | None = None
+        """What the scheduler that took it last lets it generate."""
         self.refusal: Refused | None = None
         """It ended without (the rest of) an answer, and why."""
         self.is_ours_to_cancel = False
@@ -172,6 +174,7 @@ class AnswerStream:
 
     def accepted(self, message: Accepted) -> None:
         """The scheduler has taken the request (which may wait there for its first token)."""
+        self._max_tokens = message.max_tokens
         self._progressed()
 
     def arrived(self, run: TokenRun) -> bool:
@@ -251,13 +254,18 @@ class AnswerStream:
     def resubmission(self) -> Submit:
         """The request as a scheduler needs it that knows nothing of it.
 
-        Beams begin again, and end as they did: what has come of them already is not read again.
+        Beams begin again, and end as they did: what has come of them already is not read again. So
+        once some has come, they search for as many tokens as before, not for what fits by now.
         """
-        has_begun = not self.submit.sampling.use_beam_search and any(
-            sequence.token_ids or sequence.is_complete for sequence in self._sequences
-        )
+        sampling = self.submit.sampling
+        has_begun = any(one.token_ids or one.is_complete for one in self._sequences)
+        if sampling.use_beam_search and has_begun:
+            has_begun = False
+            if sampling.max_tokens is None:
+                sampling = replace(sampling, max_tokens=self._max_tokens)
         return replace(
             self.submit,
+            sampling=sampling,
             generated=tuple([one.as_generated() for one in self._sequences]) if has_begun else (),
             age_s=self.submit.age_s + time.monotonic() - self._began,
             prompt_logprobs=self._prompt_logprobs,

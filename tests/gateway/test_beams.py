@@ -248,6 +248,27 @@ async def test_a_search_the_scheduler_forgot_begins_again(house: House) -> None:
     assert [text for _, text, _ in told_by(told)] == FOUND
 
 
+@pytest.mark.parametrize("has_come", [True, False])
+async def test_a_search_told_in_part_is_made_again_for_as_many_tokens(house, has_come) -> None:
+    """Beside other pinned prefixes another number would fit: other texts might be the best."""
+    house.scheduler.holds = True
+    async with house.stream(CHAT_PATH, **CHAT, **BEAMS) as events:
+        first = await house.scheduler.submitted()
+        assert first.sampling.max_tokens is None
+        if has_come:
+            house.scheduler.run(first.request_id, FOUND[0], 0)
+            house.scheduler.finish(first.request_id, index=0)
+            await events.next()
+        else:
+            await events.frame()  # a ping: it is accepted
+        del house.scheduler.logs[first.request_id]
+        again = await house.scheduler.submitted(2)
+        assert again.sampling.max_tokens == (100 if has_come else None)
+        find(house.scheduler, again)
+        told = await events.rest()
+    assert told[-1] == "[DONE]"
+
+
 # ------------------------------------------------------------------ long answers, all at once
 
 

@@ -7,18 +7,17 @@ is sent; the tests watch the commands for them.
 from collections import Counter
 
 from services.scheduler.core.beam_laws import check_beams
-from services.scheduler.core.flight import SentPlan
+from services.scheduler.core.flight_laws import check_flight
 from services.scheduler.core.holdings import Holdings
 from services.scheduler.core.kv.allocator import Allocator
+from services.scheduler.core.law import demand
 from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.pin_laws import check_pins
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
-from shared.errors import InvariantBroken
 from shared.geometry import blocks_in
 from shared.ids import BlockId
-from shared.messages import StepPlan
 
 
 def check_laws(scheduler: Scheduler) -> None:
@@ -38,13 +37,8 @@ def check_laws(scheduler: Scheduler) -> None:
         if request.submit.sampling.use_beam_search:
             check_beams(request)
     check_pins(scheduler)
-    _check_flight(scheduler)
+    check_flight(scheduler)
     _check_counters(scheduler)
-
-
-def _demand(holds: bool, law: str, story: str) -> None:
-    if not holds:
-        raise InvariantBroken(f"{law}: {story}")
 
 
 def _check_pool(name: str, allocator: Allocator) -> None:
@@ -55,15 +49,15 @@ def _check_pool(name: str, allocator: Allocator) -> None:
         pointers, times = counted[block_id], idle[block_id]
         where = f"{name} block {block_id}"
         story = f"{where} is in {pointers} tables and {times} times free, cached or settling"
-        _demand(times == (0 if pointers else 1), "law 4, free + cached + held = all", story)
+        demand(times == (0 if pointers else 1), "law 4, free + cached + held = all", story)
         story = f"{where} counts {pool.ref_count(block_id)}, {pointers} tables have it"
-        _demand(pool.ref_count(block_id) == pointers, "law 4, reference counts", story)
+        demand(pool.ref_count(block_id) == pointers, "law 4, reference counts", story)
     for table in allocator.tables:
         story = f"{name} table {table.entries()} with {table.num_filled} places filled"
         full = len(table) == blocks_in(table.num_filled, table.block_size)
-        _demand(full, "law 6, only the last block is partly filled", story)
-        _demand(len(set(table.block_ids)) == len(table), "law 4, a block once a table", story)
-        _demand(list(table.row) == table.block_ids, "law 6, a row's table is the table", story)
+        demand(full, "law 6, only the last block is partly filled", story)
+        demand(len(set(table.block_ids)) == len(table), "law 4, a block once a table", story)
+        demand(list(table.row) == table.block_ids, "law 6, a row's table is the table", story)
 
 
 def _check_owners(scheduler: Scheduler, holdings: Holdings) -> None:
@@ -75,7 +69,7 @@ def _check_owners(scheduler: Scheduler, holdings: Holdings) -> None:
     ):
         tables, handed_out = Counter(map(id, owned)), Counter(map(id, known))
         story = f"{name}: {len(owned)} of sequences, {handed_out.total()} handed out"
-        _demand(tables == handed_out, "law 4, every table has one owner", story)
+        demand(tables == handed_out, "law 4, every table has one owner", story)
 
 
 def _check_usage(scheduler: Scheduler, holdings: Holdings) -> None:
@@ -86,30 +80,30 @@ def _check_usage(scheduler: Scheduler, holdings: Holdings) -> None:
         held = {block_id for table in allocator.tables for block_id in table.block_ids}
         held.update(allocator.pool.settling_blocks)
         story = f"{name}: {usage}, {len(held)} blocks held"
-        _demand(usage.num_used == len(held), "law 8, gauges", story)
+        demand(usage.num_used == len(held), "law 8, gauges", story)
         places = usage.tokens + usage.reserved + usage.internal + usage.external
         story = f"{name}: {usage} has {places} places in {len(held)} blocks"
-        _demand(places == len(held) * allocator.block_size, "law 8, gauges", story)
+        demand(places == len(held) * allocator.block_size, "law 8, gauges", story)
     if not scheduler.steps.in_flight:
         settling = (
             *holdings.allocator.pool.settling_blocks,
             *holdings.cpu.pool.settling_blocks,
         )
-        _demand(not settling, "law 2, held for a plan", f"{settling} are held, no plan is sent")
+        demand(not settling, "law 2, held for a plan", f"{settling} are held, no plan is sent")
 
 
 def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
     """Cached means known; what is expected is what running tables have yet to make known."""
     prefix, pool = holdings.prefix, holdings.allocator.pool
     if prefix is None:
-        _demand(not pool.cached_blocks, "no cache", f"{pool.cached_blocks} are cached")
+        demand(not pool.cached_blocks, "no cache", f"{pool.cached_blocks} are cached")
         return
     known = set(prefix.blocks.values())
-    _demand(len(known) == len(prefix.blocks), "cache, a block for each content", str(known))
+    demand(len(known) == len(prefix.blocks), "cache, a block for each content", str(known))
     stray = sorted(set(pool.cached_blocks) - known)
-    _demand(not stray, "cache, cached blocks are known", f"blocks {stray}")
+    demand(not stray, "cache, cached blocks are known", f"blocks {stray}")
     free = sorted(known.intersection(pool.free_blocks))
-    _demand(not free, "cache, known blocks are not free", f"blocks {free}")
+    demand(not free, "cache, known blocks are not free", f"blocks {free}")
     expected: Counter[bytes] = Counter()
     for request in scheduler.book.everyone:
         for sequence in request.every_sequence:
@@ -117,7 +111,7 @@ def _check_prefix(scheduler: Scheduler, holdings: Holdings) -> None:
             if table is not None:
                 expected.update(sequence.hashes[table.num_known : table.num_expected])
     story = f"{prefix.expected.total()} expected, {expected.total()} to come"
-    _demand(prefix.expected == expected, "cache, what is coming", story)
+    demand(prefix.expected == expected, "cache, what is coming", story)
 
 
 def _check_kept(scheduler: Scheduler, holdings: Holdings) -> None:
@@ -131,7 +125,7 @@ def _check_kept(scheduler: Scheduler, holdings: Holdings) -> None:
                     need += max(0, blocks_in(wanted, holdings.cpu.block_size) - len(sequence.table))
     pool = holdings.allocator.pool
     story = f"{need} are promised, {pool.num_available} free, {pool.num_settling} settling"
-    _demand(need <= pool.num_available + pool.num_settling, "blocks are kept", story)
+    demand(need <= pool.num_available + pool.num_settling, "blocks are kept", story)
 
 
 def _check_lines(scheduler: Scheduler) -> None:
@@ -141,13 +135,13 @@ def _check_lines(scheduler: Scheduler) -> None:
         by_status = [r for r in book.everyone if r.status is status]
         names = sorted(request.request_id for request in by_status)
         story = f"{[r.request_id for r in in_line]} stand in the line, {names} say so"
-        _demand(set(in_line) == set(by_status), f"lines, {status}", story)
-        _demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
+        demand(set(in_line) == set(by_status), f"lines, {status}", story)
+        demand(len(in_line) == len(by_status), f"lines, {status}, each once", story)
         places = [book.order.place(request) for request in in_line]
-        _demand(places == sorted(places), f"lines, {status}, in their order", str(places))
+        demand(places == sorted(places), f"lines, {status}, in their order", str(places))
     most = scheduler.config.most_sequences
     sequences = sum(request.num_seats for request in book.running)
-    _demand(
+    demand(
         sequences <= most,
         "max_num_seqs, and a token for each",
         f"{sequences} sequences run, at most {most}",
@@ -160,16 +154,16 @@ def _check_queue(scheduler: Scheduler) -> None:
     prompts = sum(len(request.submit.prompt) for request in queued)
     counted = (scheduler.book.num_queued, scheduler.book.num_queued_tokens)
     story = f"{counted} counted, {len(queued)} requests with {prompts} prompt tokens are queued"
-    _demand(counted == (len(queued), prompts), "the queue's count", story)
+    demand(counted == (len(queued), prompts), "the queue's count", story)
     others = [r.request_id for r in queued if r.status is not Status.WAITING]
-    _demand(not others, "the queue's count", f"{others} are queued and do not wait")
+    demand(not others, "the queue's count", f"{others} are queued and do not wait")
 
 
 def _check_request(request: Request) -> None:
     who = f"{request.request_id} ({request.status})"
     is_over = request.status is Status.FINISHED
     story = f"{who} has {len(request.live_sequences)} live sequences"
-    _demand(bool(request.live_sequences) != is_over, "finished means every sequence ended", story)
+    demand(bool(request.live_sequences) != is_over, "finished means every sequence ended", story)
     for sequence in request.every_sequence:
         _check_progress(who, request, sequence)
     _check_tables(who, request)
@@ -198,23 +192,23 @@ def _check_tables(who: str, request: Request) -> None:
             if request.beams:
                 stems = {beam.stem for beam in request.beams[1:] if beam in holders}
                 is_shared = all(live) or (live[0] and stems <= holders)
-            _demand(is_shared, "law 5, running ones hold blocks, all or the lead", story)
+            demand(is_shared, "law 5, running ones hold blocks, all or the lead", story)
         else:
-            _demand(not any(live), "law 5, blocks in one pool, all or none", story)
+            demand(not any(live), "law 5, blocks in one pool, all or none", story)
         others = [one.index for one in request.sequences if one in holders and one not in alive]
         story = f"{who}: {others} hold {name} blocks"
-        _demand(not others, "law 5, an end gives blocks back", story)
+        demand(not others, "law 5, an end gives blocks back", story)
 
 
 def _check_progress(who: str, request: Request, sequence: Sequence) -> None:
     story = f"{who} computed {sequence.num_computed} of {sequence.num_wanted} tokens"
-    _demand(sequence.num_computed <= sequence.num_wanted, "progress", story)
-    _demand(0 <= sequence.ahead <= 2, "draws in flight", f"{who}: {sequence.ahead} ahead")
+    demand(sequence.num_computed <= sequence.num_wanted, "progress", story)
+    demand(0 <= sequence.ahead <= 2, "draws in flight", f"{who}: {sequence.ahead} ahead")
     if sequence.finish is None and not request.is_pin:
         story = f"{who} goes on with {len(sequence.generated)} of {request.max_tokens} tokens"
         wants_scores = not sequence.generated and request.num_unscored > 0
         wants_more = len(sequence.generated) < request.max_tokens or wants_scores
-        _demand(wants_more, "max_tokens ends it", story)
+        demand(wants_more, "max_tokens ends it", story)
 
 
 def _check_scores(who: str, request: Request) -> None:
@@ -223,104 +217,21 @@ def _check_scores(who: str, request: Request) -> None:
     for sequence in request.every_sequence:
         wanted = len(sequence.generated) if sampling.logprobs is not None else 0
         story = f"{who} has {len(sequence.logprobs)} logprobs of {len(sequence.generated)} tokens"
-        _demand(len(sequence.logprobs) == wanted, "a logprob for each token", story)
+        demand(len(sequence.logprobs) == wanted, "a logprob for each token", story)
     wanted = len(request.submit.prompt) - 1 if sampling.prompt_logprobs is not None else 0
     story = f"{who} has {num_scores} scores and lacks {request.num_unscored} of {wanted}"
-    _demand(num_scores + request.num_unscored == wanted, "a score for each prompt token", story)
+    demand(num_scores + request.num_unscored == wanted, "a score for each prompt token", story)
     begun = any(sequence.generated for sequence in request.every_sequence)
     if begun and not request.submit.generated:
-        _demand(not request.num_unscored, "a prompt is scored before its answer", story)
-
-
-def _check_flight(scheduler: Scheduler) -> None:
-    steps, most = scheduler.steps, scheduler.config.plans_in_flight
-    ids = [sent.plan.step_id for sent in steps.in_flight]
-    _demand(len(ids) <= most, "law 3, plans in flight", f"steps {ids}, at most {most}")
-    _demand(ids == sorted(set(ids)), "law 3, step ids rise", f"steps {ids}")
-    book = scheduler.book
-    has_work = bool(book.running or book.waiting or book.swapped)
-    if steps.is_joined and has_work:
-        story = f"{scheduler.num_running} run, {scheduler.num_waiting} wait, no plan is in flight"
-        _demand(bool(ids), "no stall", story)
-    for sent in steps.in_flight:
-        _check_plan(scheduler, sent)
-    if not steps.in_flight:
-        return
-    due = {
-        row.request
-        for sent in steps.in_flight
-        for row in sent.rows.values()
-        if row.score is not None or row.request.is_pin
-    }
-    told = {row.sequence for sent in steps.in_flight for row in sent.rows.values() if row.is_report}
-    for request in scheduler.book.running:
-        told.update(beam for beam in request.beams if beam.report is not None)
-        for sequence in request.live_sequences:
-            waits = sequence.table is not None and not sequence.num_to_compute
-            story = f"{request.request_id} has all {sequence.num_wanted} tokens computed"
-            is_due = sequence.ahead > 0 or request in due or sequence in told
-            _demand(not waits or is_due, "nothing to compute, so a row is in flight", story)
-
-
-def _check_plan(scheduler: Scheduler, sent: SentPlan) -> None:
-    plan, holdings = sent.plan, scheduler.steps.holdings
-    if holdings is None:
-        raise InvariantBroken(f"plan {plan.step_id} is in flight and there is no pool")
-    allocator = holdings.allocator
-    _check_named(plan, holdings)
-    for row in plan.rows:
-        need = blocks_in(row.first_position + len(row.token_ids), allocator.block_size)
-        story = f"sequence {row.sequence_id}: {len(row.block_table)} blocks, {need} needed"
-        _demand(len(row.block_table) == need, "law 6, a row's table ends at its tokens", story)
-    suspects = [request.request_id for request in sent.requests if request.is_suspect]
-    story = f"{suspects} share step {plan.step_id} with {len(sent.requests) - len(suspects)} others"
-    _demand(not suspects or len(sent.requests) == 1, "a suspect runs alone", story)
-    written = Counter(
-        block_id
-        for row in plan.rows
-        for block_id in row.block_table[row.first_position // allocator.block_size :]
-    )
-    twice = sorted(block_id for block_id, times in written.items() if times > 1)
-    _demand(not twice, "two rows write to one block", f"{twice} in step {plan.step_id}")
-    sources, targets = {m.source for m in plan.copies}, [m.destination for m in plan.copies]
-    story = f"copies {plan.copies}"
-    _demand(not sources.intersection(targets), "law 9, source and destination", story)
-    _demand(len(set(targets)) == len(targets), "law 9, destination twice", story)
-    scored = sum(len(row.score.token_ids) for row in plan.rows if row.score is not None)
-    most = scheduler.config.max_scored_tokens
-    _demand(scored <= most, "score budget", f"{scored} scores, at most {most}")
-    budget = scheduler.config.max_num_batched_tokens
-    tokens = sum(len(row.token_ids) for row in plan.rows)
-    story = f"{tokens} tokens, at most {budget}"
-    _demand(tokens > 0 or bool(plan.swap_out), "token budget", story)
-    _demand(tokens <= budget, "token budget", story)
-
-
-def _check_named(plan: StepPlan, holdings: Holdings) -> None:
-    """No block that a plan in flight names could be handed out."""
-    gpu = {block_id for row in plan.rows for block_id in row.block_table}
-    gpu.update(block_id for move in plan.copies for block_id in (move.source, move.destination))
-    gpu.update(move.source for move in plan.swap_out)
-    gpu.update(move.destination for move in plan.swap_in)
-    cpu = {move.destination for move in plan.swap_out} | {move.source for move in plan.swap_in}
-    for name, named, pool in (
-        ("gpu", gpu, holdings.allocator.pool),
-        ("cpu", cpu, holdings.cpu.pool),
-    ):
-        lost = sorted(named.intersection((*pool.free_blocks, *pool.cached_blocks)))
-        story = f"{name} blocks {lost} could be handed out, step {plan.step_id} runs"
-        _demand(not lost, "law 2, blocks of a plan in flight are held", story)
-    for name, moves in (("swap_out", plan.swap_out), ("swap_in", plan.swap_in)):
-        targets = [move.destination for move in moves]
-        _demand(len(set(targets)) == len(targets), "law 9, destination twice", f"{name} {moves}")
+        demand(not request.num_unscored, "a prompt is scored before its answer", story)
 
 
 def _check_counters(scheduler: Scheduler) -> None:
     counters, in_flight = scheduler.counters, len(scheduler.steps.in_flight)
     over = counters.plans_finished + counters.plans_refused + counters.plans_lost
     story = f"{counters.plans_sent} sent, {over} over, {in_flight} in flight"
-    _demand(counters.plans_sent == over + in_flight, "law 3, one result a plan", story)
+    demand(counters.plans_sent == over + in_flight, "law 3, one result a plan", story)
     live = sum(request.is_live for request in scheduler.book)
     over = counters.requests_finished.total()
     story = f"{counters.requests_accepted} accepted, {over} finished, {live} live"
-    _demand(counters.requests_accepted == over + live, "every request ends once", story)
+    demand(counters.requests_accepted == over + live, "every request ends once", story)
