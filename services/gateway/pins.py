@@ -48,6 +48,8 @@ class _Mine:
     pin: Pin
     boot: Boot | None = None
     again_at: float = 0.0
+    is_missed: bool = False
+    """Whether a scheduler that came back does not take it for now, which was said in the log."""
 
 
 class GatewayPins:
@@ -168,6 +170,7 @@ class GatewayPins:
                 self._listed(message)
             case Pinned(pin_id):
                 if message.is_ready:
+                    self._found(pin_id)
                     self._answer(pin_id, message)
             case Unpinned(pin_id):
                 self._mine.pop(pin_id, None)
@@ -185,11 +188,20 @@ class GatewayPins:
             return False
         if pin_id not in self._asked and message.retry_after_s is not None:
             mine.boot, mine.again_at = None, time.monotonic() + message.retry_after_s
+            if not mine.is_missed:
+                mine.is_missed = True
+                _log.warning("prefix_missed", id=pin_id, why=message.message)
             return True
         del self._mine[pin_id]
         _log.warning("prefix_not_pinned", id=pin_id, why=message.message)
         self._answer(pin_id, message)
         return True
+
+    def _found(self, pin_id: RequestId) -> None:
+        mine = self._mine.get(pin_id)
+        if mine is not None and mine.is_missed:
+            mine.is_missed = False
+            _log.info("prefix_pinned_again", id=pin_id)
 
     def _listed(self, message: Pins) -> None:
         key, _, boot = message.query_id.rpartition("@")

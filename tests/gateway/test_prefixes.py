@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from services.gateway import prefix_routes
 from services.gateway.pins import GatewayPins
@@ -211,15 +212,34 @@ async def test_one_deleted_elsewhere_is_not_pinned_again(house: House) -> None:
     assert [one.pin_id for one in await pins_of(house)] == [kept["id"]]
 
 
-async def test_a_prefix_refused_for_now_after_a_restart_is_pinned_later(house: House) -> None:
-    told = await pin(house)
-    scheduler = await restart(house)
-    scheduler.pin_refusal = Refused(
-        RequestId(""), ErrorCode.PREFIX_BUDGET, "not beside that request", None, 0.01
-    )
-    await pins_of(house, 2)
-    scheduler.pin_refusal = None
-    await scheduler.until(lambda: RequestId(told["id"]) in scheduler.pins)
+async def restart_that_refuses_for_now(house: House, pin_id: RequestId) -> list[tuple[Any, ...]]:
+    """A scheduler life that takes a prefix at the third time. Returns: what the log says of it."""
+    with structlog.testing.capture_logs() as events:
+        scheduler = await restart(house)
+        scheduler.holds = False
+        scheduler.pin_refusal = Refused(
+            RequestId(""), ErrorCode.PREFIX_BUDGET, "not beside that request", None, 0.01
+        )
+        await pins_of(house, 3)
+        scheduler.pin_refusal = None
+        await scheduler.until(lambda: pin_id in scheduler.pins)
+        assert [one["status"] for one in await listed(house)] == ["ready"]
+    return [
+        (event["event"], event["log_level"], event["id"], event.get("why"))
+        for event in events
+        if event["event"].startswith("prefix_")
+    ]
+
+
+async def test_a_prefix_refused_for_now_after_a_restart_is_missed_in_the_log_until_it_is_back(
+    house: House,
+) -> None:
+    pin_id = RequestId((await pin(house))["id"])
+    for _ in range(2):
+        assert await restart_that_refuses_for_now(house, pin_id) == [
+            ("prefix_missed", "warning", pin_id, "not beside that request"),
+            ("prefix_pinned_again", "info", pin_id, None),
+        ]
 
 
 async def test_one_refused_for_good_after_a_restart_is_forgotten(house: House) -> None:

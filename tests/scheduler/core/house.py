@@ -26,6 +26,7 @@ from services.scheduler.core.events import (
 from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.laws import check_laws
+from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from shared.geometry import ModelShape
 from shared.ids import Boot, RequestId
@@ -157,10 +158,14 @@ class House:
                 self.gave_way[request] = num_tokens
 
     def _check_victims(self, plan):
-        """Nobody gave way before one that comes after it in the order, unless that is protected."""
+        """Nobody gave way before one that comes after it in the order, unless that is protected.
+
+        A plan tells too of those who gave way when none could be made, and are back or over since.
+        """
         place, told = self.core.book.order.place, {one.sequence_id for one in plan.preemptions}
         for victim in self.core.book.everyone if told else ():
-            if any(one.sequence_id in told for one in victim.every_sequence):
+            waits = victim.status in (Status.WAITING, Status.SWAPPED)
+            if waits and any(one.sequence_id in told for one in victim.every_sequence):
                 later = [r for r in self.core.book.running if place(r) > place(victim)]
                 assert all(r.is_protected for r in later), f"{victim.request_id} gave way too early"
 
