@@ -89,14 +89,14 @@ class GatewayPins:
         mine = self._mine.get(pin_id)
         is_ours = mine is not None and mine.pin.key_hash == key_hash
         is_gone = await self._unpinned(pin_id, key_hash)
-        if not is_gone and is_ours:  # said by a life that had not got it yet, or would not have it
+        if not is_ours and not is_gone:
+            raise failures.unknown_prefix(pin_id)
+        if not is_gone:  # said by a life that had not got it yet, or would not have it
             listed = await self.list(key_hash)
             if any(item.pin_id == pin_id for item in listed):
                 await self._unpinned(pin_id, key_hash)
-            is_gone = True
-        if not is_gone:
-            raise failures.unknown_prefix(pin_id)
-        self._mine.pop(pin_id, None)
+        if is_ours:
+            self._mine.pop(pin_id, None)
 
     async def _unpinned(self, pin_id: RequestId, key_hash: bytes) -> bool:
         """Ask for it; False if there is no such prefix. Raises: Failure 503 if nobody answers."""
