@@ -199,7 +199,7 @@ class ExecutorSettings(CommonSettings):
         None, description="blocks in the KV pool, instead of sizing it by memory"
     )
     kv_cache_memory_bytes: Positive | None = Field(
-        None, description="bytes for the KV pool, instead of a share of what is free"
+        None, description="bytes for the KV pool; default: 40 % of what is free, at most 4 GiB"
     )
     swap_space: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="GiB for the blocks of requests that gave way"
