@@ -85,12 +85,17 @@ class NeverFits(RequestError):
     code = ErrorCode.NEVER_FITS
 
     def __init__(
-        self, need_blocks: int, have_blocks: int, block_size: int, pinned_blocks: int = 0
+        self,
+        need_blocks: int,
+        have_blocks: int,
+        block_size: int,
+        pinned_blocks: int = 0,
+        num_answers: int = 1,
     ) -> None:
-        pinned, advice = "", ""
+        pinned, advice = "", "lower n, " if num_answers > 1 else ""
         if pinned_blocks:
             pinned = f", {pinned_blocks} of them for pinned prefixes"
-            advice = "delete a prefix (/v1/prefixes), "
+            advice += "delete a prefix (/v1/prefixes), "
         super().__init__(
             f"the request needs {need_blocks} blocks of {block_size} tokens; the KV pool has "
             f"{have_blocks}{pinned}: shorten the prompt, lower max_tokens, {advice}or give the "

@@ -235,4 +235,4 @@ def _check_range(
 ) -> None:
     if not low <= value <= high or (open_low and value == low):  # no NaN either
         bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-        raise InvalidField(name, f"must be a number {bounds}, not {value}")
+        raise InvalidField(name, f"must be a number {bounds}, not {value:.15g}")

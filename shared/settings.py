@@ -331,10 +331,26 @@ def _refuse_unknown(names: Mapping[str, Any], known: set[str], where: str) -> No
         raise StartError(f"{where}no setting is called {', '.join(unknown)}{hint}")
 
 
+_WORDS: Final = {
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "int_parsing": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+}
+"""pydantic's kinds of errors that settings can have, in our words."""
+
+
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] in _WORDS:
+            message = _WORDS[problem["type"]].format(**problem.get("ctx", {}))
         if problem["type"] == "literal_error":
             choices = problem["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
             message = f"choose from {choices}"

@@ -148,7 +148,7 @@ class Executor:
             num_blocks=settings.num_cpu_blocks_override,
         )
         swap = plan_swap_space(swap_wishes, plan, free_bytes - plan.pool_bytes)
-        _tell_plans(plan, swap, free_bytes, model.kv_dtype)
+        _tell_plans(plan, swap, free_bytes, model)
         return plan, swap
 
     def _measure(self, model: DecoderModel, plan: PoolPlan, swap: SwapPlan) -> Costs:
@@ -196,7 +196,7 @@ def _fastest_drawing(source: ModelSource) -> Drawing | None:
     return None if draws is None else NativeDrawing(draws)
 
 
-def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int, kv_dtype: str) -> None:
+def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int, model: DecoderModel) -> None:
     if plan.lowered_from is not None:
         _log.warning(
             "max_model_len_lowered", max_model_len=plan.max_model_len,
@@ -207,7 +207,8 @@ def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int, kv_dtype: str) 
     _log.info(
         str(plan),
         blocks=plan.num_blocks, block_size=plan.block_size, tokens=plan.num_tokens,
-        max_model_len=plan.max_model_len, kv_dtype=kv_dtype, block_bytes=plan.block_bytes,
+        max_model_len=plan.max_model_len, kv_dtype=model.kv_dtype, block_bytes=plan.block_bytes,
+        times_auto=None if model.times_auto == 1 else round(model.times_auto, 2),
         pool_gib=round(plan.pool_bytes / gib, 2), free_gib=round(free_bytes / gib, 2),
     )  # fmt: skip
     if swap.why_lowered is not None:

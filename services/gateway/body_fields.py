@@ -71,6 +71,8 @@ nothing. So an answer's message, dumped by the official client, can be sent back
 IN_STREAM_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 """The same of stream options."""
 
+_WORDS_FOR_BEAMS: Final = ("num_beams", "beam_width", "num_return_sequences")
+
 _MAX_NAME_COMPARED: Final = 64
 _CLOSE: Final = 0.75  # of difflib's likeness, 0 to 1: one or two letters of a name are wrong
 
@@ -146,6 +148,8 @@ def unknown(*path: str | int, known: Collection[str] = ()) -> InvalidField:
     name = str(path[-1])
     near = get_close_matches(name, known, 1, _CLOSE) if len(name) <= _MAX_NAME_COMPARED else ()
     advice = f"did you mean {near[0]}?" if near else "leave it out"
+    if name in _WORDS_FOR_BEAMS and "use_beam_search" in known:
+        advice = "say use_beam_search and n"
     return InvalidField(written(*path), f"is not a field of this endpoint; {advice}")
 
 

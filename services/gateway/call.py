@@ -100,6 +100,8 @@ class Call:
         if param == "n" and self.best is not None:
             param = "best_of"
             message = re.sub(r"\bn\b", param, message)
+        if self.best is not None:
+            message = message.replace("lower n,", "lower best_of,")
         return re.sub(r"\bmax_tokens\b", self.max_tokens_name, message), param
 
 

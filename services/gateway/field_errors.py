@@ -8,6 +8,7 @@ from shared.errors import InvalidField, RequestError
 
 _MAX_NAME_SHOWN: Final = 64
 _MAX_VALUE_SHOWN: Final = 40
+_MANY: Final = 1e15  # numbers from here on are clearer with an exponent
 
 _WORDS: Final = {
     "string_type": "must be a string",
@@ -38,8 +39,19 @@ def explained(error: ValidationError) -> RequestError:
         return InvalidField(path, "is too large for a number")
     if kind == "too_short":
         return InvalidField(path, "is empty; give at least 1 item")
-    said = _WORDS.get(kind, "is not what this field takes").format(**problem.get("ctx", {}))
+    told = {name: _plain(value) for name, value in problem.get("ctx", {}).items()}
+    said = _WORDS.get(kind, "is not what this field takes").format(**told)
     return InvalidField(path, f"{said}, not {_shown(given, kind)}")
+
+
+def _plain(value: Any) -> Any:
+    """A number as it would be written by hand.
+
+    >>> _plain(86400.0), _plain(0.5), _plain(1e300)
+    (86400, 0.5, 1e+300)
+    """
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _MANY
+    return int(value) if is_whole else value
 
 
 def _shown(value: Any, kind: str) -> str:
@@ -50,7 +62,7 @@ def _shown(value: Any, kind: str) -> str:
     if isinstance(value, str):
         cut = "..." if len(value) > _MAX_VALUE_SHOWN else ""
         return repr(value[:_MAX_VALUE_SHOWN]) + cut
-    shown = repr(value)
+    shown = repr(_plain(value))
     return shown if len(shown) <= _MAX_VALUE_SHOWN else shown[:_MAX_VALUE_SHOWN] + "..."
 
 

@@ -58,6 +58,8 @@ class Generation:
         self._group = AnswerGroup(link, deadline)
         self._progress: Progress | None = None
         self._times = AnswerTimes(arrived_at)
+        self.error_code: str | None = None
+        """Of the error that ended a stream, told as an event."""
 
     async def start(
         self, prompts: Sequence[Prompt], eos_token_ids: Ids, key_hash: bytes = b""
@@ -122,8 +124,9 @@ class Generation:
 
     @property
     def finish_reasons(self) -> str:
-        """For the log."""
-        return self._progress.finish_reasons if self._progress is not None else ""
+        """For the log: "open" for what nobody waited for, "error" for what `error_code` ended."""
+        of_open = "open" if self.error_code is None else "error"
+        return self._progress.finish_reasons(of_open) if self._progress is not None else ""
 
     @property
     def ttft_s(self) -> float | None:
@@ -191,6 +194,7 @@ class Generation:
         if failed is not None:
             failed.message, failed.param = self.call.in_client_words(failed.message, failed.param)
             gauges.REQUESTS_REJECTED.labels(reason=failed.code).inc()
+            self.error_code = failed.code
             closing = sse.event(failed.fields)
         await writer.flush()
         await response.write(closing + sse.DONE)

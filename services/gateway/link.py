@@ -275,6 +275,8 @@ class SchedulerLink:
             self._orphans.clear()
             self.pins.restarted()
             self._dealer.send(Hello(self.boot))  # do not wait for the next beat
+        else:
+            self.pins.went_on()
 
     def _on_welcome(self, message: Welcome) -> None:
         if not self._scheduler.welcomed(message):

@@ -2,14 +2,16 @@
 
 What a client pinned is remembered here, so that another scheduler life gets it again, with the same
 id and before any request. A question that is not answered is asked again, at most every RESEND_S:
-all of them may be.
+all of them may be. One that lay in a queue while the scheduler was restarted may be answered by a
+life that has not got our prefixes yet; such an answer is doubted until the next heartbeat says
+whose it is.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from services.gateway import failures
@@ -35,6 +37,8 @@ class _Asked:
     answer: asyncio.Future[_Answer]
     sent_at: float | None = None
     times_sent: int = 0
+    doubted: Pins | None = None
+    """An answer that lacks prefixes of ours."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class _Mine:
     pin: Pin
     boot: Boot | None = None
     again_at: float = 0.0
+    is_missed: bool = False
+    """Whether a scheduler that came back does not take it for now, which was said in the log."""
 
 
 class GatewayPins:
@@ -80,17 +86,29 @@ class GatewayPins:
 
     async def unpin(self, pin_id: RequestId, key_hash: bytes) -> None:
         """Let a prefix go. Raises: Failure 404 if it is not here, 503 if nobody answers."""
+        mine = self._mine.get(pin_id)
+        is_ours = mine is not None and mine.pin.key_hash == key_hash
+        is_gone = await self._unpinned(pin_id, key_hash)
+        if not is_ours and not is_gone:
+            raise failures.unknown_prefix(pin_id)
+        if not is_gone:  # said by a life that had not got it yet, or would not have it
+            listed = await self.list(key_hash)
+            if any(item.pin_id == pin_id for item in listed):
+                await self._unpinned(pin_id, key_hash)
+        if is_ours:
+            self._mine.pop(pin_id, None)
+
+    async def _unpinned(self, pin_id: RequestId, key_hash: bytes) -> bool:
+        """Ask for it; False if there is no such prefix. Raises: Failure 503 if nobody answers."""
         key = RequestId(f"unpin {pin_id} {secrets.token_hex(8)}")
-        asked = Unpin(pin_id, key_hash)
         try:
-            answer = await self._ask(key, asked, ANSWER_S)
+            answer = await self._ask(key, Unpin(pin_id, key_hash), ANSWER_S)
         except TimeoutError:
             raise _no_answer() from None
-        if isinstance(answer, Refused):
-            raise failures.of_refusal(answer)
+        return not isinstance(answer, Refused)
 
     async def list(self, key_hash: bytes) -> tuple[Pinned, ...]:
-        """The prefixes of a key, oldest first. Raises: Failure 503 if nobody answers."""
+        """The prefixes of a key. Raises: Failure 503 if nobody answers."""
         query_id = RequestId(f"pins-{secrets.token_hex(16)}")
         try:
             answer = await self._ask(query_id, ListPins(query_id, key_hash), ANSWER_S)
@@ -136,14 +154,23 @@ class GatewayPins:
     def restarted(self) -> None:
         """The scheduler is another one, and does not know our model yet."""
         self._boot = None
+        for asked in self._asked.values():
+            asked.doubted = None
+
+    def went_on(self) -> None:
+        """The scheduler is the one it was: what it said of prefixes is true."""
+        for key, asked in self._asked.items():
+            if asked.doubted is not None:
+                self._answer(key, asked.doubted)
 
     def heard(self, message: Pinned | Unpinned | Pins) -> None:
         """An answer, or news of a prefix of ours."""
         match message:
-            case Pins(query_id):
-                self._answer(query_id, message)
+            case Pins():
+                self._listed(message)
             case Pinned(pin_id):
                 if message.is_ready:
+                    self._found(pin_id)
                     self._answer(pin_id, message)
             case Unpinned(pin_id):
                 self._mine.pop(pin_id, None)
@@ -161,11 +188,32 @@ class GatewayPins:
             return False
         if pin_id not in self._asked and message.retry_after_s is not None:
             mine.boot, mine.again_at = None, time.monotonic() + message.retry_after_s
+            if not mine.is_missed:
+                mine.is_missed = True
+                _log.warning("prefix_missed", id=pin_id, why=message.message)
             return True
         del self._mine[pin_id]
         _log.warning("prefix_not_pinned", id=pin_id, why=message.message)
         self._answer(pin_id, message)
         return True
+
+    def _found(self, pin_id: RequestId) -> None:
+        mine = self._mine.get(pin_id)
+        if mine is not None and mine.is_missed:
+            mine.is_missed = False
+            _log.info("prefix_pinned_again", id=pin_id)
+
+    def _listed(self, message: Pins) -> None:
+        key, _, boot = message.query_id.rpartition("@")
+        asked = self._asked.get(RequestId(key))
+        if boot != str(self._boot) or asked is None or not isinstance(asked.question, ListPins):
+            return
+        ours = [mine.pin for mine in self._mine.values() if mine.boot == self._boot]
+        there = {item.pin_id for item in message.items}
+        if all(pin.pin_id in there for pin in ours if pin.key_hash == asked.question.key_hash):
+            self._answer(RequestId(key), message)
+        else:
+            asked.doubted = message
 
     def _answer(self, key: RequestId, message: _Answer) -> None:
         asked = self._asked.get(key)
@@ -184,11 +232,15 @@ class GatewayPins:
             mine.boot = self._boot
 
     def _say(self, asked: _Asked) -> None:
-        if self._boot is not None and self._send(asked.question):
+        question = asked.question
+        if isinstance(question, ListPins):  # the answer tells to which life it was sent
+            question = replace(question, query_id=RequestId(f"{question.query_id}@{self._boot}"))
+        if self._boot is not None and self._send(question):
             asked.sent_at = time.monotonic()
             asked.times_sent += 1
-            if isinstance(asked.question, Pin) and asked.question.pin_id in self._mine:
-                self._mine[asked.question.pin_id].boot = self._boot
+            asked.doubted = None
+            if isinstance(question, Pin) and question.pin_id in self._mine:
+                self._mine[question.pin_id].boot = self._boot
 
 
 def _no_answer() -> failures.Failure:

@@ -67,7 +67,7 @@ class PrefixCard(_Form):
     num_tokens: int
     num_blocks: int = Field(description="of the KV pool, the last one perhaps in part")
     status: Literal["ready", "computing"]
-    hits: int = Field(description="requests that have begun with it")
+    hits: int = Field(description="requests that have begun with it since the scheduler started")
 
 
 class PrefixList(_Form):

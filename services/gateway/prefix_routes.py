@@ -6,13 +6,14 @@ A client that leaves before its POST is answered leaves the prefix pinned: the l
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import Callable
+from time import time as now_s
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
 from services.gateway import failures
+from services.gateway.body_fields import unknown
 from services.gateway.call import Call
 from services.gateway.conversation import chat_of
 from services.gateway.encoding import Encoder
@@ -71,7 +72,7 @@ class PrefixRoutes:
         welcome = self._welcome()
         _, (prompt,) = await asyncio.to_thread(self._encoder.encode, call, welcome)
         welcome = self._welcome()
-        context = {"name": name, "created": int(time.time())}
+        context = {"name": name, "created": int(now_s())}
         pin = Pin(
             RequestId(f"prefix-{secrets.token_hex(16)}"),
             prompt.token_ids,
@@ -91,7 +92,8 @@ class PrefixRoutes:
         """GET /v1/prefixes."""
         self._welcome()
         items = await self._pins.list(request[KEY_HASH])
-        return web.json_response({"object": "list", "data": [_card(item) for item in items]})
+        cards = sorted(map(_card, items), key=lambda card: card["created"])
+        return web.json_response({"object": "list", "data": cards})
 
     async def one(self, request: web.Request) -> web.Response:
         """GET /v1/prefixes/{id}."""
@@ -137,6 +139,12 @@ def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _parse(fields: dict[str, Any]) -> _Asked:
     one_token = SamplingParams(max_tokens=1)  # whoever begins with it has that much room at least
+    if fields.get("messages") is None and fields.get("prompt") is None:
+        known = {**PrefixTextBody.model_fields, **PrefixChatBody.model_fields}
+        for name in fields:
+            if name not in known:
+                raise unknown(name, known=known)
+        raise InvalidField("prompt", "is required (or messages)")
     if fields.get("messages") is None:
         text = validate(PrefixTextBody, _without(fields, "messages"))
         prompts = prompts_of(text.prompt)

@@ -50,11 +50,10 @@ class Progress:
         """Tokens generated, each choice up to its stop string."""
         return sum(choice.num_tokens for choice in self.choices)
 
-    @property
-    def finish_reasons(self) -> str:
-        """For the log: a word a choice, or how many there are of each."""
+    def finish_reasons(self, of_open: str) -> str:
+        """For the log: a word a choice, or how many there are of each; `of_open` have no end."""
         reasons = Counter(
-            choice.ending.finish_reason if choice.ending else "open" for choice in self.choices
+            choice.ending.finish_reason if choice.ending else of_open for choice in self.choices
         )
         return ",".join(
             reason if count == 1 else f"{reason}*{count}" for reason, count in reasons.items()

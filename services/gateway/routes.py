@@ -177,5 +177,6 @@ def _outcome(generation: Generation) -> dict[str, Any]:
         "cached_tokens": generation.num_cached,
         "completion_tokens": generation.num_tokens,
         "finish": generation.finish_reasons,
+        "code": generation.error_code,
         "ttft_ms": None if ttft_s is None else round(ttft_s * 1e3, 1),
     }

@@ -98,6 +98,8 @@ def test_random_moves_against_blocks_in_a_list(tiny, seed):
 def test_a_pool_is_not_touched_before_it_is_used(tiny):
     """2 GiB of swap space cost nothing until blocks are in it."""
     block_bytes = 16 * tiny[torch.bfloat16].kv_bytes_per_token
+    assert tiny[torch.bfloat16].times_auto == 1
+    assert tiny[torch.int8].times_auto * tiny[torch.int8].kv_bytes_per_token * 16 == block_bytes
     before = resident_bytes()
     pools = KVPools(tiny[torch.bfloat16], 8, 16, 2 * 2**30 // block_bytes)
     assert pools.cpu.nbytes > 1.9 * 2**30

@@ -136,6 +136,7 @@ class ScriptedScheduler:
         self.eos = EOS
         self.phase = ""
         self.welcomes = True
+        self.beats = True
         self.holds = False
         self.is_mute = False
         self.script: deque[Script] = deque()
@@ -218,6 +219,17 @@ class ScriptedScheduler:
         if not lost:
             self.send(log.finished)
 
+    def begin_again(self) -> None:
+        """Another life, of which nobody hears until `is_heard_of`; what is asked reaches it."""
+        self.boot = new_boot()
+        self.pins.clear()
+        self.logs.clear()
+        self.welcomes = self.beats = False
+
+    def is_heard_of(self) -> None:
+        """Heartbeats and hellos are answered from now on."""
+        self.welcomes = self.beats = True
+
     # ------------------------------------------------------------------ what it does by itself
 
     async def _run(self) -> None:
@@ -236,7 +248,7 @@ class ScriptedScheduler:
                 self.send(
                     Welcome(self.boot, self.model, self.shape, 16, self.max_model_len, (self.eos,))
                 )
-            case Heartbeat():
+            case Heartbeat() if self.beats:
                 self.send(Heartbeat(self.boot, self.phase))
                 self._mend(message)
             case Submit():

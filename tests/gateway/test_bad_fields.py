@@ -102,7 +102,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"priority": True}, "priority", "integer"),
     ({"deadline_s": 0}, "deadline_s", "must be above 0, not 0"),
     ({"deadline_s": -0.5}, "deadline_s", "above 0"),
-    ({"deadline_s": 86_400.5}, "deadline_s", "at most 86400"),
+    ({"deadline_s": 86_400.5}, "deadline_s", "at most 86400, not 86400.5"),
+    ({"deadline_s": 90_000.0}, "deadline_s", "at most 86400, not 90000"),
+    ({"length_penalty": 11, "use_beam_search": True}, "length_penalty", "from -10 to 10, not 11"),
     ({"deadline_s": "5"}, "deadline_s", "number"),
     ({"deadline_s": 10**4000}, "deadline_s", "too large"),
     ({"prompt": ["a"] * 9, "n": 128}, "prompt", "1152 answers; at most 1024 in one request"),
@@ -178,6 +180,10 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"strange": None}, "strange", "not a field"),
     ({"temprature": 1}, "temprature", "not a field of this endpoint; did you mean temperature?"),
     ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
+    *[
+        ({name: 4}, name, "not a field of this endpoint; say use_beam_search and n")
+        for name in ("num_beams", "beam_width", "num_return_sequences")
+    ],
     ({"x" * 65: 1}, "x" * 64 + "...", "leave it out"),
     ({"user": 5}, "user", "string"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),

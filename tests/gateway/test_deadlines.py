@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+import structlog
 
 from services.gateway import answer_group
 from services.gateway.answer_group import AnswerGroup, Deadline, StreamRefused
@@ -86,6 +87,24 @@ async def test_ended_by_its_deadline_a_stream_has_an_error_event(house: House, e
         "message": why, "type": "invalid_request_error", "param": None, "code": "deadline_exceeded",
     }  # fmt: skip
     assert end == "[DONE]"
+
+
+async def test_the_log_of_a_stream_says_which_error_ended_it(house: House) -> None:
+    house.scheduler.holds = True
+    with structlog.testing.capture_logs() as logged:
+        async with house.stream(PATH, prompt="Hi", n=2, deadline_s=60) as events:
+            request_id = (await house.scheduler.submitted()).request_id
+            house.scheduler.run(request_id, "some")
+            house.scheduler.finish(request_id)
+            house.scheduler.finish(
+                request_id, FinishReason.ERROR, 1, error="late", code=ErrorCode.DEADLINE
+            )
+            await events.rest()
+        house.scheduler.holds = False
+        await house.complete()  # on the same connection: the line before is written
+    line = next(one for one in logged if one["event"] == "request_finished")
+    assert (line["status"], line["code"]) == (200, "deadline_exceeded")
+    assert line["finish"] == "length,error"
 
 
 async def test_the_official_client_does_not_ask_again(house: House) -> None:

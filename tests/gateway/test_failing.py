@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway import failures
-from shared.errors import ErrorCode
+from shared.errors import ErrorCode, NeverFits
 from shared.messages import CancelReason, Refused, Tokens
 from shared.sampling import FinishReason
 from tests.gateway.house import Held, House, held_stream, open_house, text_of
@@ -35,6 +35,14 @@ async def test_an_error_before_the_first_byte_is_a_status(house: House) -> None:
     assert told["error"]["code"] == "request_too_large"
     assert told["error"]["param"] == "max_tokens"
     assert "9 blocks" in told["error"]["message"]
+
+
+async def test_too_many_answers_are_lowered_by_the_name_the_client_gave(house: House) -> None:
+    for fields, advice in (({"n": 4}, "lower n,"), ({"best_of": 4}, "lower best_of,")):
+        refused = Refused("", ErrorCode.NEVER_FITS, NeverFits(9, 4, 16, 0, 4).message, "max_tokens")
+        house.scheduler.script.append(Script(refusal=refused))
+        _, told = await house.post("/v1/completions", prompt="Hi", **fields)
+        assert advice in told["error"]["message"]
 
 
 async def test_a_scheduler_without_room_means_503_and_when_to_retry(house: House) -> None:

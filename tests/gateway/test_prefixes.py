@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from services.gateway import prefix_routes
+from services.gateway.pins import GatewayPins
 from shared.errors import ErrorCode
-from shared.ids import RequestId
-from shared.messages import ListPins, Pin, Refused, Submit, Unpin, Unpinned
+from shared.ids import Boot, RequestId
+from shared.messages import ListPins, Pin, Pinned, Pins, Refused, Submit, Unpin, Unpinned
 from tests.gateway.house import House, held_stream, open_gateway, open_house, restart
 
 PATH = "/v1/prefixes"
@@ -134,6 +136,16 @@ async def test_a_wrong_field_is_named(house: House, fields: dict[str, Any], para
     assert not house.scheduler.of(Pin)
 
 
+async def test_nothing_to_pin_is_told_with_both_ways_to_say_it(house: House) -> None:
+    for fields in ({}, {"prompt": None, "name": "a"}, {"messages": None}):
+        _, told = await house.post(PATH, **fields)
+        assert told["error"]["message"] == "prompt: is required (or messages)"
+
+
+async def test_an_unknown_id_is_told_alike_by_get_and_delete(house: House) -> None:
+    assert await delete(house, "prefix-x") == await house.get(f"{PATH}/prefix-x")
+
+
 async def test_what_is_over_the_budget_is_refused_and_forgotten(house: House) -> None:
     house.scheduler.pin_refusal = Refused(
         RequestId(""), ErrorCode.PREFIX_BUDGET, "too many blocks", "prompt"
@@ -200,15 +212,34 @@ async def test_one_deleted_elsewhere_is_not_pinned_again(house: House) -> None:
     assert [one.pin_id for one in await pins_of(house)] == [kept["id"]]
 
 
-async def test_a_prefix_refused_for_now_after_a_restart_is_pinned_later(house: House) -> None:
-    told = await pin(house)
-    scheduler = await restart(house)
-    scheduler.pin_refusal = Refused(
-        RequestId(""), ErrorCode.PREFIX_BUDGET, "not beside that request", None, 0.01
-    )
-    await pins_of(house, 2)
-    scheduler.pin_refusal = None
-    await scheduler.until(lambda: RequestId(told["id"]) in scheduler.pins)
+async def restart_that_refuses_for_now(house: House, pin_id: RequestId) -> list[tuple[Any, ...]]:
+    """A scheduler life that takes a prefix at the third time. Returns: what the log says of it."""
+    with structlog.testing.capture_logs() as events:
+        scheduler = await restart(house)
+        scheduler.holds = False
+        scheduler.pin_refusal = Refused(
+            RequestId(""), ErrorCode.PREFIX_BUDGET, "not beside that request", None, 0.01
+        )
+        await pins_of(house, 3)
+        scheduler.pin_refusal = None
+        await scheduler.until(lambda: pin_id in scheduler.pins)
+        assert [one["status"] for one in await listed(house)] == ["ready"]
+    return [
+        (event["event"], event["log_level"], event["id"], event.get("why"))
+        for event in events
+        if event["event"].startswith("prefix_")
+    ]
+
+
+async def test_a_prefix_refused_for_now_after_a_restart_is_missed_in_the_log_until_it_is_back(
+    house: House,
+) -> None:
+    pin_id = RequestId((await pin(house))["id"])
+    for _ in range(2):
+        assert await restart_that_refuses_for_now(house, pin_id) == [
+            ("prefix_missed", "warning", pin_id, "not beside that request"),
+            ("prefix_pinned_again", "info", pin_id, None),
+        ]
 
 
 async def test_one_refused_for_good_after_a_restart_is_forgotten(house: House) -> None:
@@ -231,6 +262,69 @@ async def test_what_was_lost_on_the_way_is_asked_again(
     house.scheduler.is_mute = False
     assert (await asking)[0] == 200
     assert len(house.scheduler.of(ListPins)) > 1
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/{{}}"])
+async def test_a_question_that_another_life_answers_too_early_is_asked_again(
+    house: House, path: str
+) -> None:
+    told = await pin(house)
+    house.scheduler.begin_again()
+    asking = asyncio.create_task(house.get(path.format(told["id"])))
+    await house.scheduler.until(lambda: len(house.scheduler.of(ListPins)) == 1)
+    assert not house.scheduler.pins  # so the answer had none
+    house.scheduler.is_heard_of()
+    status, answer = await asking
+    assert status == 200
+    assert answer == (told if path != PATH else {"object": "list", "data": [told]})
+    assert len(house.scheduler.of(ListPins)) == 2
+
+
+async def test_a_delete_that_another_life_refuses_too_early_is_asked_again(house: House) -> None:
+    told = await pin(house)
+    house.scheduler.begin_again()
+    asking = asyncio.create_task(delete(house, told["id"]))
+    await house.scheduler.until(lambda: len(house.scheduler.of(ListPins)) == 1)
+    house.scheduler.is_heard_of()
+    assert (await asking)[0] == 200
+    assert len(house.scheduler.of(Unpin)) == 2
+    assert not house.scheduler.pins
+    assert house.gateway.link.pins.num_remembered == 0
+
+
+async def test_a_life_that_lost_a_prefix_is_believed_once_it_has_said_who_it_is(
+    house: House,
+) -> None:
+    told = await pin(house)
+    kept = await pin(house, prompt="b")
+    del house.scheduler.pins[RequestId(told["id"])]
+    assert await listed(house) == [kept]
+    assert (await delete(house, told["id"]))[0] == 200  # not to be pinned again
+    assert house.gateway.link.pins.num_remembered == 1
+
+
+async def test_an_answer_to_an_earlier_life_is_no_answer() -> None:
+    sent: list[Any] = []
+    pins = GatewayPins(lambda message: sent.append(message) or True)
+    pins.welcomed(Boot(1))
+    asking = asyncio.create_task(pins.list(b""))
+    await asyncio.sleep(0)
+    pins.welcomed(Boot(2))
+    first, second = sent
+    pins.heard(Pins(first.query_id, ()))
+    there = Pinned(RequestId("prefix-a"), 1, 1, True)
+    pins.heard(Pins(second.query_id, (there,)))
+    assert await asking == (there,)
+
+
+async def test_the_list_is_in_order_of_creation_whatever_the_scheduler_says(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((30.0, 10.0, 20.0))
+    monkeypatch.setattr(prefix_routes, "now_s", lambda: next(seconds))
+    for name in "cab":
+        await pin(house, name=name)
+    assert "".join([one["name"] for one in await listed(house)]) == "abc"
 
 
 async def test_without_a_scheduler_it_is_a_503(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_help_is_printed_with_choices_and_defaults(capsys):
     assert "--log-format {console,json}" in told
     assert "(default: 8000)" in told
     assert "(default: 0.0)" in told
+    assert "off with --no-enable-prefix-caching" in " ".join(told.split())
     assert "--metrics-port" not in told.replace("scheduler-metrics", "").replace("executor-m", "")
 
 
@@ -46,6 +47,11 @@ def test_help_is_printed_with_choices_and_defaults(capsys):
         (["--gpu-memory-utilization", "0.9"], "--kv-cache-memory-bytes says"),
         (["--zzzzzz"], "leave it out"),
         (["--log-level", "loud"], "'loud': choose from debug, info, warning, error$"),
+        (["--max-pinned-share", "1.5"], "--max-pinned-share '1.5': must be below 1$"),
+        (["--watermark", "-1"], "--watermark '-1': must be at least 0$"),
+        (["--max-num-seqs", "0"], "--max-num-seqs '0': must be (above 0|at least 1)$"),
+        (["--max-num-seqs", "some"], "--max-num-seqs 'some': must be an integer$"),
+        (["--watermark", "some"], "--watermark 'some': must be a number$"),
     ],
 )
 def test_what_was_meant_is_said(flags, said):

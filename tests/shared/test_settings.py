@@ -53,7 +53,7 @@ def test_what_up_tells_its_children_is_what_they_take(settings_class):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--port", "0"], "--port '0': .*greater than or equal to 1"),
+        (["--port", "0"], "--port '0': .*must be at least 1"),
         (["--port", "many"], "--port 'many'"),
         (["--prot", "1"], "--prot"),
         (["--por", "1"], "--por"),

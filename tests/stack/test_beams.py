@@ -187,8 +187,11 @@ def test_all_together_answer_as_one_by_one_though_some_give_way(roomy, narrow):
 
 
 def test_beams_alone_give_way_to_one_another_and_answer_alike(roomy, narrow):
-    """Nobody else is there, so it is beams that are moved or computed again."""
-    wishes = [beams(f"{number} of eight", 4) for number in range(8)]
+    """Nobody else is there, so it is beams that are moved or computed again.
+
+    Each may need 41 blocks, so that two at once are enough, however slowly clients come.
+    """
+    wishes = [beams(f"{number} of eight", 4, max_tokens=150) for number in range(8)]
     expected = [told(roomy, wish) for wish in wishes]
     with counted(narrow) as grown, ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda wish: told(narrow, wish), wishes))

@@ -45,4 +45,5 @@ def test_the_prefix_cache_works_over_int8_and_changes_no_answer(tmp_path_factory
     assert [text for text, _ in on] == [text for text, _ in off]
     assert on[0][0] == on[2][0] != on[1][0]
     assert "kv_dtype=int8" in said
+    assert "times_auto=1.94" in said
     assert f"block_bytes={16 * 11_880}" in said

@@ -15,6 +15,8 @@ class DecoderModel(Protocol):
     eos_token_ids: tuple[int, ...]
     kv_dtype: str
     kv_bytes_per_token: int
+    times_auto: float
+    """How many times the tokens a pool holds that it would hold in the weights' own dtype."""
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool of `num_blocks` blocks of `block_size` tokens; its layout is the back end's."""

@@ -25,6 +25,7 @@ class Llama:
         self._kv_dtype = kv_dtype or kernels.dtype
         self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
         self.kv_bytes_per_token = token_bytes(self.shape, self._kv_dtype)
+        self.times_auto = token_bytes(self.shape, kernels.dtype) / self.kv_bytes_per_token
         self._weights = weights
         self._kernels = kernels
         self._eps = config.rms_norm_eps

@@ -63,6 +63,7 @@ class ToyModel:
     eos_token_ids: tuple[int, ...] = (EOS,)
     kv_dtype = "int32"
     kv_bytes_per_token = 8
+    times_auto = 1.0
 
     def __init__(self, step_s: float = 0.0) -> None:
         self._step_s = step_s

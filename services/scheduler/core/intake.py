@@ -160,7 +160,9 @@ def _most_tokens(submit: Submit, limits: Limits) -> int:
     need = blocks_needed(num_prompt, asked, submit.sampling.n, limits.block_size)
     free = limits.num_blocks - limits.num_pinned
     if need > free:
-        raise NeverFits(need, limits.num_blocks, limits.block_size, limits.num_pinned)
+        raise NeverFits(
+            need, limits.num_blocks, limits.block_size, limits.num_pinned, submit.sampling.n
+        )
     if max_tokens is not None:
         return max_tokens
     shared = num_prompt // limits.block_size

@@ -71,7 +71,7 @@ class Scheduler:
         sequence_ids = map(SequenceId, count(1))
         self._beams = Beams(self.steps, streams, self.counters, sequence_ids)
         self._pin_desk = PinDesk(
-            self.book, self.steps, self._outbox, self.counters, config, sequence_ids
+            self.book, self.steps, streams, self._outbox, self.counters, config, sequence_ids
         )
         self._desk = Desk(
             self.book,

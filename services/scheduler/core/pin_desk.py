@@ -1,9 +1,4 @@
-"""What gateways ask of pinned prefixes: to pin one, to let one go, which there are.
-
-The budget: all pins together hold at most a share of the pool, and whoever lives fits beside all of
-them. So a request that runs alone always finds its blocks. A prefix is counted with all its blocks,
-though it may share some with another.
-"""
+"""What gateways ask of pinned prefixes: to pin one, to let one go, which there are."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,13 +8,19 @@ from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.events import Gateway, PinRequested, PinsListed, UnpinRequested
 from services.scheduler.core.flight import SentRow
-from services.scheduler.core.intake import Limits, need_of
+from services.scheduler.core.intake import Limits
 from services.scheduler.core.lifecycle import Change, Status
+from services.scheduler.core.pin_budget import (
+    RETRY_AFTER_S,
+    PrefixBudget,
+    check_share,
+    lower_limits,
+)
 from services.scheduler.core.pins import Prefix
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Finish
 from services.scheduler.core.steps import Steps
-from services.scheduler.core.streams import Outbox
+from services.scheduler.core.streams import Outbox, Streams
 from shared.errors import ErrorCode, InvalidField, PromptTooLong, RequestError
 from shared.geometry import blocks_in
 from shared.ids import RequestId, SequenceId
@@ -29,17 +30,6 @@ from shared.sampling import FinishReason, unknown_ids
 MOST_PINS: Final = 1024
 MOST_ID_CHARACTERS: Final = 256
 MOST_CONTEXT_BYTES: Final = 4096  # so that the list of all is far from too long for a message
-RETRY_AFTER_S: Final = 5.0
-
-
-class PrefixBudget(RequestError):
-    """There is no room for one more pinned prefix; it may come if `retry_after_s` is given."""
-
-    code = ErrorCode.PREFIX_BUDGET
-
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message, "prompt")
-        self.retry_after_s = retry_after_s
 
 
 class PinDesk:
@@ -49,6 +39,7 @@ class PinDesk:
         self,
         book: Book,
         steps: Steps,
+        streams: Streams,
         outbox: Outbox,
         counters: Counters,
         config: SchedulerConfig,
@@ -56,6 +47,7 @@ class PinDesk:
     ) -> None:
         self._book = book
         self._steps = steps
+        self._streams = streams
         self._outbox = outbox
         self._counters = counters
         self._config = config
@@ -80,7 +72,7 @@ class PinDesk:
             num_blocks = self._blocks_of(prefix)
             try:
                 _check_tokens(prefix.pin, limits)
-                self._check_share(kept, num_blocks, limits)
+                check_share(kept, num_blocks, limits)
             except RequestError as error:
                 message = f"the executor that came back cannot keep this prefix: {error.message}"
                 self._drop(prefix, error.code, message)
@@ -165,7 +157,7 @@ class PinDesk:
             message = f"this prefix could not be computed: {finish.error}"
             self._drop(prefix, finish.code or ErrorCode.INTERNAL, message)
 
-    # ----------------------------------------------------------------- the budget
+    # ----------------------------------------------------------------- taking one
 
     def _admit(self, event: PinRequested, limits: Limits) -> None:
         pin = event.pin
@@ -173,41 +165,20 @@ class PinDesk:
             _check_tokens(pin, limits)
             if len(self._book.pins) >= MOST_PINS:
                 raise _too_many()
-            self._check_room(blocks_in(len(pin.token_ids), limits.block_size), limits)
+            need, before = blocks_in(len(pin.token_ids), limits.block_size), self.num_blocks
+            check_share(before, need, limits)
+            live = (request for request in self._book if request.is_live)
+            lowered = lower_limits(live, before, need, limits)
         except RequestError as error:
             self._refuse(event.gateway, pin.pin_id, error)
             return
+        for request, max_tokens in lowered.items():
+            request.limit(max_tokens)
+            self._streams.accepted(request)
         prefix = Prefix(pin, event.gateway, next(self._sequence_ids))
         self._book.pin(prefix)
         self._steps.prepare(prefix.request)
         self._counters.pins_taken += 1
-
-    def _check_room(self, need: int, limits: Limits) -> None:
-        """Raises: PrefixBudget if there are too many blocks pinned, or one who lives needs them."""
-        before = self.num_blocks
-        self._check_share(before, need, limits)
-        live = [request for request in self._book if request.is_live]
-        greatest = max(
-            [need_of(one.submit, one.max_tokens, limits.block_size) for one in live] or [0]
-        )
-        if before + need + greatest > limits.num_blocks:
-            raise PrefixBudget(
-                f"the prefix needs {need} blocks beside {before} pinned ones, and a request that "
-                f"is here may need {greatest} of the {limits.num_blocks}: try again when it has "
-                "ended",
-                RETRY_AFTER_S,
-            )
-
-    def _check_share(self, before: int, need: int, limits: Limits) -> None:
-        share = self._config.max_pinned_share
-        most = int(share * limits.num_blocks)
-        if before + need > most:
-            raise PrefixBudget(
-                f"the prefix needs {need} blocks of {limits.block_size} tokens beside {before} "
-                f"pinned ones; at most {most} of {limits.num_blocks} may be pinned "
-                f"(--max-pinned-share {share:g}): delete another prefix, shorten this one, or "
-                "raise the share"
-            )
 
     def _why_full(self, pin: Pin) -> RequestError | None:
         """Why one more may not wait for a model to be known."""

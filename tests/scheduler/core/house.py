@@ -26,6 +26,7 @@ from services.scheduler.core.events import (
 from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
 from services.scheduler.core.laws import check_laws
+from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from shared.geometry import ModelShape
 from shared.ids import Boot, RequestId
@@ -116,6 +117,7 @@ class House:
                     assert not self.plans or plan.step_id == self.plans[-1].step_id + 1
                     self._check_previous(plan)
                     self._check_progress(plan)
+                    self._check_victims(plan)
                     self.plans.append(plan)
                     self.in_flight.append(plan)
                 case Reply(gateway, message):
@@ -154,6 +156,18 @@ class House:
                 before = self.gave_way.get(request, -1)
                 assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"
                 self.gave_way[request] = num_tokens
+
+    def _check_victims(self, plan):
+        """Nobody gave way before one that comes after it in the order, unless that is protected.
+
+        A plan tells too of those who gave way when none could be made, and are back or over since.
+        """
+        place, told = self.core.book.order.place, {one.sequence_id for one in plan.preemptions}
+        for victim in self.core.book.everyone if told else ():
+            waits = victim.status in (Status.WAITING, Status.SWAPPED)
+            if waits and any(one.sequence_id in told for one in victim.every_sequence):
+                later = [r for r in self.core.book.running if place(r) > place(victim)]
+                assert all(r.is_protected for r in later), f"{victim.request_id} gave way too early"
 
     def later(self, seconds=0.001):
         self.now += seconds

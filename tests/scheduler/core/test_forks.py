@@ -177,6 +177,7 @@ def test_the_worst_case_is_the_prompt_once_and_then_n_tails(build):
     assert refused.code is ErrorCode.NEVER_FITS
     assert "needs 11 blocks" in refused.message
     assert "has 8" in refused.message
+    assert "lower max_tokens, lower n, or give" in refused.message
 
 
 def test_max_tokens_left_to_us_is_what_fits_for_all(build):

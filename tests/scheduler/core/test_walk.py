@@ -218,7 +218,7 @@ HOUSES = {
     },
     "priorities": {
         "num_blocks": 9, "block_size": 4, "max_model_len": 40, "widths": (1, 1, 3), "beams": 0.1,
-        "num_cpu_blocks": 16, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0, "max_num_seqs": 5,
+        "num_cpu_blocks": 8, "costs": Costs(64, 1e6, 2e4), "watermark": 0.0, "max_num_seqs": 5,
         "scheduling_policy": "priority", "priorities": (0, 1, 1, 5, -2),
         "deadlines": (None, None, 0.05, 0.5), "enable_prefix_caching": True, "plans_in_flight": 2,
         "max_num_batched_tokens": 9, "enable_kv_bill": True,
