@@ -6,16 +6,14 @@ full ones, and compute the rest themselves. Beams that come back share more: ste
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from itertools import chain
 
-from services.scheduler.core.flight import SentRow
+from services.scheduler.core.known import Known
 from services.scheduler.core.kv.allocator import Allocator
 from services.scheduler.core.kv.paged import PagedAllocator
 from services.scheduler.core.kv.pool import BlockPool
-from services.scheduler.core.kv.prefix import PrefixCache, root_hash
+from services.scheduler.core.kv.prefix import PrefixCache
 from services.scheduler.core.kv.table import BlockTable
-from services.scheduler.core.lifecycle import Status
 from services.scheduler.core.pins import Found, Pins
 from services.scheduler.core.request import Request
 from services.scheduler.core.sequence import Sequence
@@ -38,8 +36,10 @@ class Holdings:
         self.allocator = allocator
         self.cpu = PagedAllocator(BlockPool(num_cpu_blocks), allocator.block_size)
         self.prefix = prefix
-        self._pins = pins if pins is not None else Pins()
         self._block_size = allocator.block_size
+        self.known = Known(
+            allocator.pool, allocator.block_size, prefix, pins if pins is not None else Pins()
+        )
 
     def settle(self, before_step: int | None) -> None:
         """Blocks given up may be handed out again, unless a plan from that step on names them."""
@@ -127,53 +127,11 @@ class Holdings:
 
     # ----------------------------------------------------------------- starting
 
-    def prepare(self, request: Request) -> None:
-        """Hash what the lead begins with: when it arrives, not while a step waits for its start."""
-        if self.prefix is not None:
-            lead = request.live_sequences[0]
-            num_full = lead.num_tokens // self._block_size
-            self.prefix.hashes(lead, self._root(request), num_full)
-
-    def hits(self, request: Request, before: Iterable[Request] | None = None) -> Found | None:
-        """What of the first tokens is here, cached or pinned; None: more is being computed.
-
-        It waits for what those `before` it compute; for anybody if that is None. At least one token
-        is left to compute: something has to be drawn from.
-        """
-        if not request.takes_hits:
-            return Found([], 0)
-        lead, found = request.live_sequences[0], list[BlockId]()
-        if self.prefix is not None:
-            most = (lead.num_wanted - 1) // self._block_size
-            hashes = self.prefix.hashes(lead, self._root(request), most)[:most]
-            found = self.prefix.find(hashes)
-            if len(found) < most and self._is_coming(hashes[len(found)], len(found), before):
-                return None
-        num_tokens = len(found) * self._block_size
-        match = self._pins.match(lead, self._root(request), self._block_size)
-        if match is None:
-            return Found(found, num_tokens)
-        pin = match.prefix.request
-        if match.num_tokens > num_tokens and pin.status is Status.RUNNING:
-            return None
-        table = pin.sequences[0].table
-        if pin.status is not Status.PINNED or table is None:
-            return Found(found, num_tokens)
-        if match.num_tokens > num_tokens:
-            num_tokens = match.num_tokens
-            found = table.block_ids[: blocks_in(num_tokens, self._block_size)]
-        return Found(found, num_tokens, match.prefix)
-
-    def _is_coming(self, content: bytes, at: int, before: Iterable[Request] | None) -> bool:
-        if self.prefix is None or not self.prefix.is_coming(content):
-            return False
-        return before is None or any(_computes(request, content, at) for request in before)
-
     def start(self, request: Request, found: Found) -> Sequence:
         """Give the lead its table, over the blocks that were found. Returns: the lead."""
         lead = request.live_sequences[0]
         lead.table = self.allocator.start(found.blocks, found.num_tokens)
-        self._expect(request, lead)
+        self.known.expect(request, lead)
         return lead
 
     def share_prompt(self, request: Request) -> None:
@@ -210,7 +168,8 @@ class Holdings:
         self, request: Request, lead: Sequence, table: BlockTable, sequence: Sequence
     ) -> None:
         """A table over what the lead has, or over what the prefix cache has if that is more."""
-        num_common, hits = self._num_common(request, sequence), self._hits_of(request, sequence)
+        num_common = self._num_common(request, sequence)
+        hits = self.known.of_sequence(request, sequence)
         if len(hits) > num_common:
             sequence.table = self.allocator.start(hits)
         else:
@@ -224,12 +183,6 @@ class Holdings:
             twin.table.num_expected = twin.table.num_known
         if beam.swapped is not None:
             twin.swapped = self.cpu.fork(beam.swapped)
-
-    def _hits_of(self, request: Request, sequence: Sequence) -> list[BlockId]:
-        if self.prefix is None or not request.takes_hits:
-            return []
-        most = (sequence.num_wanted - 1) // self._block_size
-        return self.prefix.find(self.prefix.hashes(sequence, self._root(request), most)[:most])
 
     def _fork(
         self, lead: Sequence, table: BlockTable, sequence: Sequence, num_blocks: int | None
@@ -250,7 +203,7 @@ class Holdings:
         """
         sequence.report = None
         if sequence.table is not None:
-            self._unexpect(sequence, sequence.table)
+            self.known.unexpect(sequence, sequence.table)
             self.allocator.free(sequence.table)
             sequence.table = None
         if sequence.swapped is not None:
@@ -270,7 +223,7 @@ class Holdings:
             if sequence.table is not None:
                 sequence.table.last_step = step_id
                 sequence.swapped = _twin(self.cpu, sequence.table, moves, step_id)
-                self._unexpect(sequence, sequence.table)
+                self.known.unexpect(sequence, sequence.table)
                 self.allocator.free(sequence.table)
                 sequence.table = None
         return [Move(source, destination) for source, destination in moves.items()]
@@ -282,77 +235,10 @@ class Holdings:
             if sequence.swapped is not None:
                 sequence.swapped.last_step = step_id
                 sequence.table = _twin(self.allocator, sequence.swapped, moves, step_id)
-                self._expect(request, sequence)
+                self.known.expect(request, sequence)
                 self.cpu.free(sequence.swapped)
                 sequence.swapped = None
         return [Move(source, destination) for source, destination in moves.items()]
-
-    # ----------------------------------------------------------------- what is known
-
-    def landed(self, row: SentRow) -> None:
-        """A row's plan has returned: its full blocks go into the prefix cache.
-
-        A block whose content is there already is given up for the one that is: two requests that
-        computed the same end up on one block, from the next plan on.
-        """
-        table, sequence, prefix = row.table, row.sequence, self.prefix
-        num_full = row.last // self._block_size
-        if prefix is None or table.num_known >= num_full or sequence.table is not table:
-            return
-        hashes = prefix.hashes(sequence, self._root(row.request), num_full)
-        for at in range(table.num_known, num_full):
-            content, own = hashes[at], table.block_ids[at]
-            if at < table.num_expected:
-                prefix.unexpect(content)
-            known = prefix.get(content)
-            if known is None:
-                prefix.add(content, own)
-            elif known != own:
-                self._point_all(row.request, table, at, known)
-        table.num_known = num_full
-        table.num_expected = max(table.num_expected, num_full)
-
-    def _point_all(self, request: Request, table: BlockTable, at: int, known: BlockId) -> None:
-        """Point this table to the block that is known, and those that share its own with it."""
-        own, pool = table.block_ids[at], self.allocator.pool
-        tables = [table]
-        if len(request.sequences) > 1:
-            tables = [one.table for one in request.live_sequences if one.table is not None]
-        for one in tables:
-            if at < len(one) and one.block_ids[at] == own:
-                pool.share(known)
-                one.point(at, known)
-                pool.release(own, one.last_step)
-
-    def _root(self, request: Request) -> bytes:
-        if not request.root:
-            request.root = root_hash(request.submit.key_hash, request.submit.cache_salt)
-        return request.root
-
-    def _expect(self, request: Request, sequence: Sequence) -> None:
-        table, prefix = sequence.table, self.prefix
-        if prefix is None or table is None:
-            return
-        num_full = sequence.num_tokens // self._block_size
-        hashes = prefix.hashes(sequence, self._root(request), num_full)
-        for at in range(table.num_known, num_full):
-            prefix.expect(hashes[at])
-        table.num_expected = max(table.num_known, num_full)
-
-    def _unexpect(self, sequence: Sequence, table: BlockTable) -> None:
-        if self.prefix is not None:
-            for at in range(table.num_known, table.num_expected):
-                self.prefix.unexpect(sequence.hashes[at])
-
-
-def _computes(request: Request, content: bytes, at: int) -> bool:
-    """Whether this is what a request that runs has yet to make known as its block number `at`."""
-    return any(
-        one.table is not None
-        and one.table.num_known <= at < one.table.num_expected
-        and one.hashes[at] == content
-        for one in request.live_sequences
-    )
 
 
 def is_joint(live: tuple[Sequence, ...]) -> bool:

@@ -67,9 +67,9 @@ class Precedence:
         """
         running, priority = self._book.running, request.priority
         if not running or running.last.priority <= priority:
-            return self._holdings.hits(request)
+            return self._holdings.known.hits(request)
         before = takewhile(lambda one: one.priority <= priority, running)
-        return self._holdings.hits(request, before)
+        return self._holdings.known.hits(request, before)
 
     def make_way(self, draft: Draft) -> None:
         """Let those give way for whom the next one must not wait; they have no row yet."""

@@ -150,7 +150,7 @@ class Steps:
     def prepare(self, request: Request) -> None:
         """What can be done for a new request before it is planned."""
         if self.holdings is not None:
-            self.holdings.prepare(request)
+            self.holdings.known.prepare(request)
 
     def next_plan(self) -> SentPlan | None:
         """A plan to send now, if one may be sent and there is something to compute."""
@@ -190,7 +190,7 @@ class Steps:
     def landed(self, row: SentRow) -> None:
         """A row was computed: its full blocks can be shared from now on."""
         if self.holdings is not None:
-            self.holdings.landed(row)
+            self.holdings.known.landed(row)
 
     def doubt(self, refused: SentPlan) -> None:
         """A plan was refused, and nothing that rests on it is worth anything.
