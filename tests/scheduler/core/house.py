@@ -99,6 +99,7 @@ class House:
     def handle(self, event):
         """Give the core an event; carry out what it says; check every law."""
         self.events.append(event)
+        ran = list(self.core.book.running)
         commands = self.core.handle(event)
         self.commands = commands
         self.history.append(commands)
@@ -117,7 +118,7 @@ class House:
                     assert not self.plans or plan.step_id == self.plans[-1].step_id + 1
                     self._check_previous(plan)
                     self._check_progress(plan)
-                    self._check_victims(plan)
+                    self._check_victims(plan, ran)
                     self.plans.append(plan)
                     self.in_flight.append(plan)
                 case Reply(gateway, message):
@@ -157,13 +158,14 @@ class House:
                 assert num_tokens > before, f"{request.request_id} gave way twice at {num_tokens}"
                 self.gave_way[request] = num_tokens
 
-    def _check_victims(self, plan):
-        """Nobody gave way before one that comes after it in the order, unless that is protected.
+    def _check_victims(self, plan, ran):
+        """Of those who `ran`, nobody gave way before one later in the order, but protected ones.
 
-        A plan tells too of those who gave way when none could be made, and are back or over since.
+        A plan tells too of those who gave way before, when none could be made: not looked at here,
+        as others may have lost their protection since.
         """
         place, told = self.core.book.order.place, {one.sequence_id for one in plan.preemptions}
-        for victim in self.core.book.everyone if told else ():
+        for victim in ran if told else ():
             waits = victim.status in (Status.WAITING, Status.SWAPPED)
             if waits and any(one.sequence_id in told for one in victim.every_sequence):
                 later = [r for r in self.core.book.running if place(r) > place(victim)]
