@@ -122,12 +122,9 @@ class ReferenceKernels:
         self, pool: Tensor, layer: int, qkv: Tensor, rotary: Tensor, batch: PackedBatch
     ) -> Tensor:
         """Rotate queries and keys, store keys and values, return the queries."""
-        head_dim, kv_heads = rotary.shape[1], pool.shape[2]
-        heads = qkv.view(len(qkv), -1, head_dim)
-        num_queries = heads.shape[1] - 2 * kv_heads
-        queries, keys, values = torch.split(heads, [num_queries, kv_heads, kv_heads], dim=1)
-        self.write_kv(pool, layer, rotate(keys, rotary), values, batch.slots)
-        return rotate(queries, rotary)
+        queries, keys, values = rotated(qkv, rotary, pool.shape[2])
+        self.write_kv(pool, layer, keys, values, batch.slots)
+        return queries
 
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks, one after the other."""
@@ -166,6 +163,17 @@ class PlainVocabulary:
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
         return torch.nn.functional.linear(hidden, self._weight).float()
+
+
+def rotated(qkv: Tensor, rotary: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys turned by their positions, and values: [num_tokens, heads, head_dim] each.
+
+    `qkv` and `rotary` are as in `rotate_and_write`.
+    """
+    heads = qkv.view(len(qkv), -1, rotary.shape[1])
+    num_queries = heads.shape[1] - 2 * kv_heads
+    queries, keys, values = torch.split(heads, [num_queries, kv_heads, kv_heads], dim=1)
+    return rotate(queries, rotary), rotate(keys, rotary), values
 
 
 def rotate(heads: Tensor, rotary: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from kernels.interface import (
     PoolSpec,
     Vocabulary,
 )
-from kernels.reference import ReferenceKernels, rotate
+from kernels.reference import ReferenceKernels, rotated
 from kernels.triton_gpu import blocks
 from kernels.triton_gpu.attention import DeviceWork, Scores, attend
 from kernels.triton_gpu.blocks import KEYS, VALUES, Layout, layer_of
@@ -153,13 +153,9 @@ class TritonKernels:
         self, pool: Tensor, layer: int, qkv: Tensor, rotary: Tensor, batch: PackedBatch
     ) -> Tensor:
         """Rotate by torch, write by `write_kv`, return the queries."""
-        head_dim, kv_heads = rotary.shape[1], pool.shape[2]
-        heads = qkv.view(len(qkv), -1, head_dim)
-        num_queries = heads.shape[1] - 2 * kv_heads
-        values = heads[:, num_queries + kv_heads :]
-        turned = rotate(heads[:, : num_queries + kv_heads], rotary)
-        self.write_kv(pool, layer, turned[:, num_queries:], values, batch.slots)
-        return turned[:, :num_queries]
+        queries, keys, values = rotated(qkv, rotary, pool.shape[2])
+        self.write_kv(pool, layer, keys, values, batch.slots)
+        return queries
 
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks over all layers; between the device and main memory, a swap."""

@@ -23,7 +23,7 @@ from kernels.interface import (
     Vocabulary,
     vector_elements,
 )
-from kernels.reference import rotate
+from kernels.reference import ReferenceKernels, rotated
 from shared.geometry import ModelShape
 
 _BEYOND: Final = 256
@@ -50,6 +50,8 @@ class NativeKernels:
         self.has_windows = True
         self._native = library.native() if native is None else native
         self._is_bf16 = int(dtype == torch.bfloat16)
+        self._plain = ReferenceKernels(dtype)
+        """For models without a native step: what no kernel is written for."""
 
     def allocate_pool(self, spec: PoolSpec) -> Tensor:
         """Memory for one pool, not touched."""
@@ -112,27 +114,20 @@ class NativeKernels:
     def add_rms_norm(
         self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> Tensor:
-        """Add `delta` in place; x / sqrt(mean(x^2) + eps) * weight."""
-        if delta is not None:
-            residual += delta
-        mean_square = residual.pow(2).mean(-1, keepdim=True)
-        return (residual * torch.rsqrt(mean_square + eps) * weight).to(self.dtype)
+        """By torch."""
+        return self._plain.add_rms_norm(residual, delta, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up."""
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+        """By torch."""
+        return self._plain.silu_mul(gate_up)
 
     def rotate_and_write(
         self, pool: Tensor, layer: int, qkv: Tensor, rotary: Tensor, batch: PackedBatch
     ) -> Tensor:
         """Rotate queries and keys, store keys and values, return the queries."""
-        head_dim, kv_heads = rotary.shape[1], pool.shape[2]
-        heads = qkv.view(len(qkv), -1, head_dim)
-        num_queries = heads.shape[1] - 2 * kv_heads
-        queries, keys, values = torch.split(heads, [num_queries, kv_heads, kv_heads], dim=1)
-        self.write_kv(pool, layer, rotate(keys, rotary), values, batch.slots)
-        return rotate(queries, rotary)
+        queries, keys, values = rotated(qkv, rotary, pool.shape[2])
+        self.write_kv(pool, layer, keys, values, batch.slots)
+        return queries
 
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks, each one run of memory; threads take pieces as they come free.
