@@ -43,7 +43,7 @@ class Interpreter:
         drawing: Drawing | None = None,
         on_failure: Failure = lambda plan, error: None,
     ) -> None:
-        """`drawing` is what draws tokens, NumPy if it is None; `on_failure` hears why plans fail."""
+        """`drawing` draws tokens, NumPy if it is None; `on_failure` hears why plans fail."""
         self._model = model
         self._pools = pools
         self._sampler = Sampler(drawing)
