@@ -21,7 +21,7 @@ def story():
                 (40, 41, 42), 0, (9,), 2, [sample(2, PENALISED, history=(40, 41, 42), num_prompt=3)]
             ),
             step_id=1,
-        ),  # fmt: skip
+        ),
         plan(
             row((PREVIOUS,), 11, (2, 5, 7), 1),
             row((33,), 11, (2, 5, 8), 3, [sample(3, RANDOM, seed=9, index=1)]),
