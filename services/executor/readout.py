@@ -13,7 +13,7 @@ from shared.errors import ErrorCode
 from shared.ids import SequenceId
 from shared.messages import PREVIOUS, Row, RowError, Sample, Sampled, Scored
 
-_NOT_FINITE: Final = "its logits are not finite"
+NOT_FINITE: Final = "its logits are not finite"
 _ALL_EXCLUDED: Final = (
     "no token is left to draw: logit_bias, allowed_token_ids, bad_words and the stop tokens that "
     "min_tokens forbids exclude all of them"
@@ -82,7 +82,7 @@ def _samples(
         name, sample = sampling[draw.row].sequence_id, draw.sample
         told = None if ask is None else next(answers)
         if token is NoToken.NOT_FINITE or (ask is not None and told is None):
-            errors[name] = RowError(name, _NOT_FINITE)
+            errors[name] = RowError(name, NOT_FINITE)
         elif token is NoToken.ALL_EXCLUDED:
             errors.setdefault(name, RowError(name, _ALL_EXCLUDED, ErrorCode.INVALID))
         else:
@@ -111,6 +111,6 @@ def _scores(
     for name, score in scores:
         told = answers[start : (start := start + len(score.token_ids))]
         if None in told:
-            errors[name] = RowError(name, _NOT_FINITE)
+            errors[name] = RowError(name, NOT_FINITE)
         else:
             yield Scored(name, score.first_position, tuple([each for each in told if each]))
