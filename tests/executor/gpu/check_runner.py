@@ -71,7 +71,13 @@ def test_rows_whose_logits_are_not_finite_fail_alone_and_what_goes_on_from_them(
         plan(row((5, 6), 0, (1,), 1), row((7,), 4, (20, 21), 3), step_id=1),
         plan(
             row((PREVIOUS,), 2, (1,), 1),
-            row((PREVIOUS,), 5, (20, 21), 3, [sample(3, PENALISED, history=(*[7] * 5, PREVIOUS))]),
+            row(
+                (PREVIOUS,),
+                5,
+                (20, 21),
+                3,
+                [sample(3, PENALISED, history=(*[7] * 5, PREVIOUS), num_prompt=5)],
+            ),
             step_id=2,
         ),
         plan(row((PREVIOUS,), 3, (1,), 1), row((PREVIOUS,), 6, (20, 21), 3), step_id=3),
