@@ -48,7 +48,7 @@ class Executor:
         self._boot = new_boot()
         self._errands: SimpleQueue[Errand] = SimpleQueue()
         self._link = StepLink(
-            settings.step_endpoint, self._boot, self._errands, settings.metrics_port
+            settings.step_endpoint, self._boot, self._errands, settings.metrics_address
         )
         self.is_loading = True
 
