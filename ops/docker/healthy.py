@@ -19,4 +19,4 @@ def main(port: int, path: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]) or None)

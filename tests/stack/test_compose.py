@@ -53,7 +53,11 @@ def test_the_proxy_leaves_errors_to_the_gateway(server):
 def test_prometheus_watches_every_process(server):
     for job, number in (("gateway", 2), ("scheduler", 1), ("executor", 1)):
         until(lambda: server.num_up(job) == number, f"{number} of {job} up", SEEN_WITHIN_S)  # noqa: B023
-    assert server.asked("splitflap:executor_up")[0][1] == 1
+    until(
+        lambda: [value for _, value in server.asked("splitflap:executor_up")] == [1],
+        "the scheduler has an executor",
+        SEEN_WITHIN_S,
+    )
 
 
 def test_gateways_scale_and_each_gets_its_share(server):
