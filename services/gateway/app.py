@@ -55,6 +55,7 @@ class Gateway:
         source = find_model(settings.model)
         tokenizer = load_tokenizer(source)
         self._settings = settings
+        self._is_toy = source.is_toy
         self._clock_times = ClockTimes(settings.request_read_timeout_s, stall_s)
         self._link = SchedulerLink(
             settings.request_endpoint,
@@ -103,8 +104,11 @@ class Gateway:
     async def start(self) -> None:
         """Listen, and connect to the scheduler (which may come later).
 
-        Raises: StartError if the host is none of ours or the port is taken.
+        Raises: StartError if the host is none of ours, the port is taken, or the model's chat
+        template cannot be read.
         """
+        if not self._is_toy:
+            await asyncio.to_thread(self._routes.check_template)
         app = web.Application(
             middlewares=[around, self._origins.preflight, self._keys.guard],
             client_max_size=self._settings.max_body_bytes,
@@ -166,6 +170,7 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await self._link_task
         self._link.close()
+        self._routes.close()
 
     async def _all_released(self, timeout_s: float) -> bool:
         try:
