@@ -48,8 +48,8 @@ ASKED = [
     ("/v1/prefixes", {"prompt": MARK * 1000, "name": MARK}, 400),
 ]
 
-NOTICED = {"executor": "executor_lost", "scheduler": "scheduler_restarted"}
-"""The word in a log that says that the loss of a process was noticed."""
+NOTICED = {"executor": "executor_lost", "scheduler": "stale_socket_removed"}
+"""The word in the log that says that the loss of a process was noticed."""
 
 
 def raw(stack, sent):
