@@ -19,6 +19,7 @@ _INDENT: Final = 34
 _MOST_COLUMNS: Final = 120
 _NOT_OURS: Final = {
     "--help-all": "--help lists them",
+    "--trust-remote-code": "no code of a model is ever run here",
 }
 """Flags of other servers, and what stands for them here."""
 
