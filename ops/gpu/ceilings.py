@@ -29,7 +29,7 @@ def run(section: Section) -> None:
 def _machine(section: Section) -> None:
     versions = f"torch {torch.__version__}, triton {_triton_version()}"
     if section.device.type != "cuda":
-        section.row("main memory alone", 0, "GB", versions)
+        section.row("a CPU, interpreting", torch.get_num_threads(), "threads", versions)
         return
     gpu = torch.cuda.get_device_properties(section.device)
     capability = f"{gpu.major}.{gpu.minor}"

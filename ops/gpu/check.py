@@ -12,14 +12,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ops.gpu import report
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SHARES: Final = {
     "ceilings": 3,
-    "correctness": 14,
+    "correctness": 18,
     "attention": 12,
     "prefill": 6,
     "swaps": 4,
@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
     if options.section is not None:
         from ops.gpu.sections import run
 
-        return run(options.section, options.dry, options.seconds, json.loads(options.ceilings))
+        run(options.section, options.dry, options.seconds, json.loads(options.ceilings))
+        return 0
     shares = DRY_SHARES if options.dry else SHARES
     chosen = options.only.split(",") if options.only else list(shares)
     unknown = sorted(set(chosen) - set(shares))
@@ -49,13 +50,15 @@ def main(arguments: list[str]) -> int:
         print(f"--only {','.join(unknown)}: no such section; there are {known}", file=sys.stderr)
         return 2
     began, sections = time.monotonic(), {}
+    last = began + 60 * options.minutes
     ends = began + 60 * options.minutes * _USED_SHARE
     left = {name: shares[name] for name in shares if name in chosen}
     for name in list(left):
         seconds = max(1.0, (ends - time.monotonic()) * left[name] / sum(left.values()))
         del left[name]
         ceilings = report.values_of(sections.get("ceilings", {}))
-        sections[name] = _run(name, options.dry, seconds, ceilings)
+        most = min(2 * seconds + _START_S, max(seconds, last - time.monotonic()))
+        sections[name] = _run(name, options.dry, seconds, most, ceilings)
         report.show(name, sections[name])
     whole = report.whole(sections, is_dry=options.dry, took_s=time.monotonic() - began)
     Path(options.out).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
@@ -76,9 +79,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(
-    name: str, is_dry: bool, seconds: float, ceilings: dict[str, float]
-) -> dict[str, list[dict[str, Any]]]:
-    """One section in its process: what it told, by kind. That it failed is told too."""
+    name: str, is_dry: bool, seconds: float, most: float, ceilings: dict[str, float]
+) -> report.Told:
+    """One section in its process, killed after `most` seconds. That it failed is told too."""
     command = [sys.executable, str(ROOT / "ops" / "gpu_check.py"), "--section", name]
     command += ["--seconds", f"{seconds:.1f}", "--ceilings", json.dumps(ceilings)]
     command += ["--dry"] if is_dry else []
@@ -89,7 +92,7 @@ def _run(
     with tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=told, stderr=errors)
         try:
-            process.wait(timeout=2 * seconds + _START_S)
+            process.wait(timeout=most)
         except subprocess.TimeoutExpired:
             why = f"killed after {time.monotonic() - began:.0f} s; it had {seconds:.0f}"
         finally:
@@ -102,5 +105,5 @@ def _run(
             why = f"exit status {process.returncode}: {errors.read()[-2000:].strip()}"
     if why:
         section["fault"].append({"what": name, "why": why})
-    section["took_s"] = time.monotonic() - began  # type: ignore[assignment]
+    section["took_s"] = time.monotonic() - began
     return section

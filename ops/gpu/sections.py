@@ -5,31 +5,25 @@ from importlib import import_module
 
 import torch
 
+from kernels.triton_gpu import repair
 from kernels.triton_gpu.backend import Gpu
 from ops.gpu.section import GpuLost, Section
 
 
-def run(name: str, is_dry: bool, seconds: float, ceilings: dict[str, float]) -> int:
-    """Run a section and print what it tells. Returns: the exit status, 1 if it broke off."""
+def run(name: str, is_dry: bool, seconds: float, ceilings: dict[str, float]) -> None:
+    """Run a section and print what it tells."""
+    device = torch.device("cpu" if is_dry else "cuda")
+    section = Section(device, Gpu(), is_dry, time.monotonic() + seconds, ceilings)
     if is_dry:
-        device, gpu = torch.device("cpu"), Gpu()
-        if name != "budgets":
-            from kernels.triton_gpu import repair
-
-            repair.install()
-    else:
-        device = torch.device("cuda")
-        if not torch.cuda.is_available():
-            print_fault = Section(device, Gpu(), is_dry, 0.0)
-            print_fault.fault(name, f"torch {torch.__version__} sees no GPU; --dry needs none")
-            return 0
-        gpu = Gpu.of(device)
+        repair.install()
+    elif torch.cuda.is_available():
         torch.cuda.set_device(0)
-    section = Section(device, gpu, is_dry, time.monotonic() + seconds, ceilings)
-    module = import_module(f"ops.gpu.{name}")
+        section.gpu = Gpu.of(device)
+    else:
+        section.fault(name, f"torch {torch.__version__} sees no GPU; --dry needs none")
+        return
     try:
         with torch.inference_mode(), section.guarded(name):
-            module.run(section)
-    except GpuLost:
-        return 1
-    return 0
+            import_module(f"ops.gpu.{name}").run(section)
+    except GpuLost as lost:
+        section.fault(name, f"the GPU was lost at {lost}: the rest of the section was not run")
