@@ -13,7 +13,7 @@ from shared.errors import ErrorCode
 from shared.ids import SequenceId
 from shared.messages import PREVIOUS, Row, RowError, Sample, Sampled, Scored
 
-_NOT_FINITE: Final = "its logits are not finite"
+NOT_FINITE: Final = "its logits are not finite"
 _ALL_EXCLUDED: Final = (
     "no token is left to draw: logit_bias, allowed_token_ids, bad_words and the stop tokens that "
     "min_tokens forbids exclude all of them"
@@ -81,7 +81,7 @@ def _samples(
         if isinstance(token, Sampled):
             yield name, token
         elif token is NoToken.NOT_FINITE:
-            errors[name] = RowError(name, _NOT_FINITE)
+            errors[name] = RowError(name, NOT_FINITE)
         elif token is NoToken.ALL_EXCLUDED:
             errors.setdefault(name, RowError(name, _ALL_EXCLUDED, ErrorCode.INVALID))
         else:
@@ -108,7 +108,7 @@ def _scores(
         places = logits[start : start + len(score.token_ids)]
         start += len(places)
         if not all(is_usable(place) for place in places):
-            errors[name] = RowError(name, _NOT_FINITE)
+            errors[name] = RowError(name, NOT_FINITE)
             continue
         told = [
             raw_logprobs(place, token_id, score.num_top)
