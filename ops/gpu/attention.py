@@ -27,6 +27,7 @@ TARGET_SHARE: Final = 0.8
 BLOCK_SIZE: Final = 16
 _MOST_LAYERS: Final = 32
 _FREE_SHARE: Final = 0.5
+_TOLERANCE: Final = 0.02
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def _told(section: Section, pool: _Pool, some: Decode, tile: Tile) -> float:
     if pool.first is None:
         pool.first = pool.out.clone()
     difference = float((pool.out.double() - pool.first.double()).abs().max())
-    if not difference < 0.02:
+    if not difference < _TOLERANCE:
         section.fault(what, f"answers differ by {difference:.3g} from the first tile's")
     each_s = device_s(section.device, in_layer, pool.num_layers)
     rate = some.layer_bytes / each_s / 1e9

@@ -28,7 +28,7 @@ SHARES: Final = {
 }
 """Sections in their order, and how large a part of the time each may take."""
 DRY_SHARES: Final = {"budgets": 14, **SHARES}
-_START_S: Final = 15.0
+_START_S: Final = 30.0
 """What starting and ending a section may take beyond its time, before it is killed."""
 _USED_SHARE: Final = 0.9
 """Of the minutes: the rest is for starting, ending and what had begun when its time was over."""
@@ -57,8 +57,10 @@ def main(arguments: list[str]) -> int:
         seconds = max(1.0, (ends - time.monotonic()) * left[name] / sum(left.values()))
         del left[name]
         ceilings = report.values_of(sections.get("ceilings", {}))
-        most = min(2 * seconds + _START_S, max(seconds, last - time.monotonic()))
-        sections[name] = _run(name, options.dry, seconds, most, ceilings)
+        most = min(seconds + _START_S, last - time.monotonic())
+        sections[name] = (
+            _run(name, options.dry, seconds, most, ceilings) if most > 0 else report.not_begun(name)
+        )
         report.show(name, sections[name])
     whole = report.whole(sections, is_dry=options.dry, took_s=time.monotonic() - began)
     Path(options.out).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

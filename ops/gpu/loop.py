@@ -5,6 +5,7 @@ this GPU copies. Llama-2-7B's shapes, random weights, random prompts.
 """
 
 import gc
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -13,7 +14,7 @@ from kernels.triton_gpu.backend import TritonKernels
 from ops.gpu.ceilings import COPY
 from ops.gpu.decoder import LLAMA_2_7B, TINY, random_llama, step_bytes
 from ops.gpu.section import Section
-from ops.gpu.serving import Hands, Served, Step, Wish, random_prompt, serve
+from ops.gpu.serving import Hands, Served, Step, Wish, random_prompt, serve, streams_of
 from services.executor.model.llama import Llama
 from shared.geometry import blocks_in
 from shared.sampling import DrawParams, SamplingParams
@@ -33,19 +34,21 @@ def run(section: Section) -> None:
     config = TINY if section.is_dry else LLAMA_2_7B
     kernels = TritonKernels(torch.bfloat16, section.gpu)
     model = random_llama(kernels, config, section.device)
-    for batch in (2, 1) if section.is_dry else BATCHES:
-        what = f"batch {batch}"
+    batches = (2, 1) if section.is_dry else BATCHES
+    for batch, has_graphs in [*((batch, True) for batch in batches), (1, False)]:
+        what = f"batch {batch}" + ("" if has_graphs else " without graphs")
         if section.has_time(what):
             with section.guarded(what):
-                _batch(section, model, batch)
+                _batch(section, what, model, batch, (batch,) if has_graphs else ())
         gc.collect()
         if section.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _batch(section: Section, model: Llama, batch: int) -> None:
+def _batch(
+    section: Section, what: str, model: Llama, batch: int, graph_rows: tuple[int, ...]
+) -> None:
     """Serve `batch` requests, and tell about the steps in which all of them decode."""
-    what = f"batch {batch}"
     context, num_tokens = (20, 10) if section.is_dry else (1024, 64)
     before = context - num_tokens // 2
     num_blocks = batch * blocks_in(before + num_tokens + 1, BLOCK_SIZE) + 1
@@ -56,7 +59,7 @@ def _batch(section: Section, model: Llama, batch: int) -> None:
             why = f"its keys and values take {pool_bytes / 1e9:.1f} GB, {free / 1e9:.1f} are free"
             section.left_out(what, why)
             return
-    draw = DrawParams(temperature=0.8, top_p=0.95)
+    draw = DrawParams(temperature=0.8, top_p=1.0 if section.is_dry else 0.95)
     wishes = [
         Wish(
             random_prompt(before, model.shape.vocab_size, seed),
@@ -64,14 +67,18 @@ def _batch(section: Section, model: Llama, batch: int) -> None:
         )
         for seed in range(batch)
     ]
+    streams = streams_of(section.device)
+    hands = Hands(model, (num_blocks, 0), BLOCK_SIZE, streams, graph_rows)
     served = serve(
-        Hands(model, (num_blocks, 0), BLOCK_SIZE), wishes, enable_prefix_caching=False,
-        max_num_batched_tokens=4096, plans_in_flight=2, watermark=0.0,
+        hands, wishes, enable_prefix_caching=False, max_num_batched_tokens=4096, plans_in_flight=2,
+        watermark=0.0,
     )  # fmt: skip
+    if graph_rows and hands.runner is not None and not hands.runner.graphs.num_replayed:
+        section.fault(what, "no step was a graph's")
     short = [name for name, tokens in served.tokens.items() if len(tokens) != num_tokens]
     if short or len(served.tokens) != batch:
         section.fault(what, f"{len(served.tokens)} answers of {batch}, too short: {short[:3]}")
-    _tell(section, batch, _decodes(served, batch), model)
+    _tell(section, what, _decodes(served, batch), model)
 
 
 def _decodes(served: Served, batch: int) -> list[Step]:
@@ -80,18 +87,21 @@ def _decodes(served: Served, batch: int) -> list[Step]:
     return steps[min(_WARM_UP, len(steps) // 3) : -2]
 
 
-def _tell(section: Section, batch: int, steps: list[Step], model: Llama) -> None:
-    what, count = f"batch {batch}", len(steps) - 1
+def _tell(section: Section, what: str, steps: list[Step], model: Llama) -> None:
+    count = len(steps) - 1
     if count < 1:
         section.fault(what, f"{len(steps)} steps in which all decode: nothing to measure")
         return
-    step_s = (steps[-1].at_s - steps[0].at_s) / count
-    busy_s = sum(step.device_s for step in steps[1:]) / count
-    idle = 100 * (1 - busy_s / step_s)
+    batch = steps[0].num_rows
+    step_s = steps[-1].ended.seconds_since(steps[0].ended) / count
+    idle_s = sum(after.begun.seconds_since(step.ended) for step, after in pairwise(steps)) / count
+    idle = 100 * idle_s / step_s
     section.row(f"{what}: a step", 1e3 * step_s, "ms", f"{batch / step_s:,.0f} tokens/s")
-    section.row(f"{what}: busy", 1e3 * busy_s, "ms", f"of a step, {count} steps")
-    section.row(f"{what}: idle between steps", idle, "%")
-    if batch == 64:
+    for part in ("forward_s", "sample_s"):
+        part_s = sum(getattr(step.timings, part) for step in steps[1:]) / count
+        section.row(f"{what}: {part.removesuffix('_s')}", 1e3 * part_s, "ms")
+    section.row(f"{what}: idle between steps", idle, "%", f"over {count} steps")
+    if what == "batch 64":
         section.target(
             f"idle between steps at {what}", idle, "%", TARGET_IDLE_PERCENT,
             is_met=idle < TARGET_IDLE_PERCENT,
@@ -105,6 +115,8 @@ def _tell(section: Section, batch: int, steps: list[Step], model: Llama) -> None
     floor_s = floor_bytes / (copy * 1e9)
     section.row(f"{what}: floor", 1e3 * floor_s, "ms", f"{floor_bytes / 1e9:.1f} GB read")
     section.row(f"{what}: times the floor", step_s / floor_s, "")
+    if what != f"batch {batch}":
+        return
     section.target(
         f"a decode step at {what}", step_s / floor_s, "floors", TARGET_TIMES_FLOOR,
         is_met=step_s <= TARGET_TIMES_FLOOR * floor_s,

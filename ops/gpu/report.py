@@ -22,6 +22,13 @@ def by_kind(lines: str) -> Told:
     return told
 
 
+def not_begun(name: str) -> Told:
+    """Of a section for which there was no time."""
+    return by_kind(json.dumps({"kind": "left_out", "what": name, "why": "no time left"})) | {
+        "took_s": 0.0
+    }
+
+
 def values_of(told: Told) -> dict[str, float]:
     """The values of a section's rows, by what was measured."""
     return {row["what"]: row["value"] for row in told.get("row", [])}

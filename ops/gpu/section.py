@@ -74,7 +74,9 @@ class Section:
                 raise GpuLost(what) from error
 
     def of_ceiling(self, value: float, ceiling: str) -> str:
-        """`value` as a share of what the ceilings' section measured, in words."""
+        """`value` as a share of what the ceilings' section measured, in words; nothing if dry."""
+        if self.is_dry:
+            return ""
         most = self.ceilings.get(ceiling)
         return f"{100 * value / most:.0f} % of {ceiling}" if most else f"{ceiling}: not measured"
 

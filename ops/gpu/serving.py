@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from kernels.interface import PackedBatch
-from ops.gpu.batches import on_device
+from services.executor.gpu.gpu_step import GpuStep, Marks
+from services.executor.gpu.runner import GpuRunner
+from services.executor.gpu.streams import CudaStreams, Event, InlineStreams, Streams
 from services.executor.interpreter import Interpreter, Pending
 from services.executor.kv_pool import KVPools
 from services.executor.model.llama import Llama
@@ -46,18 +46,18 @@ class Wish:
 
 @dataclass(frozen=True)
 class Step:
-    """One plan.
+    """One plan that was carried out.
 
     Attributes:
         num_keys: that its rows attended to, their own tokens included.
-        at_s: when its result was in, by the clock.
+        marks: its points in the device's streams; None on the CPU.
     """
 
     num_rows: int
     num_tokens: int
     num_keys: int
-    at_s: float
     timings: StepTimings
+    marks: Marks | None
 
     @property
     def is_decode(self) -> bool:
@@ -65,10 +65,18 @@ class Step:
         return self.num_tokens == self.num_rows
 
     @property
-    def device_s(self) -> float:
-        """Seconds of all its parts."""
-        timings = self.timings
-        return timings.swap_s + timings.copy_s + timings.forward_s + timings.sample_s
+    def begun(self) -> Event:
+        """When the device came to it. Raises: ValueError if it ran on the CPU."""
+        if self.marks is None:
+            raise ValueError("a step of the CPU has no marks")
+        return self.marks.begun
+
+    @property
+    def ended(self) -> Event:
+        """When the device was through with it. Raises: ValueError if it ran on the CPU."""
+        if self.marks is None or self.marks.drawn is None:
+            raise ValueError("a step of the CPU has no marks")
+        return self.marks.drawn
 
 
 @dataclass
@@ -85,13 +93,28 @@ class Hands:
 
     Args:
         num_blocks: of the pool and of the one for swapped blocks.
+        streams: of the device; None: the CPU carries plans out, at once.
+        graph_rows: numbers of rows that get a CUDA graph.
     """
 
-    def __init__(self, model: Llama, num_blocks: tuple[int, int], block_size: int) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        num_blocks: tuple[int, int],
+        block_size: int,
+        streams: Streams | None = None,
+        graph_rows: tuple[int, ...] = (),
+    ) -> None:
         self.model = model
         self.pools = KVPools(model, num_blocks[0], block_size, num_blocks[1])
         self.longest = model.shape.max_position_embeddings
-        self.interpreter = Interpreter(OnDevice(model), self.pools, self.longest)
+        self.runner: GpuRunner | None = None
+        if streams is not None:
+            self.runner = GpuRunner(model, self.pools, streams, self.longest, graph_rows=graph_rows)
+            streams.synchronize()  # weights and pools were made in another stream than the runner's
+            if graph_rows:
+                self.runner.capture(lambda phase: None)
+        self.interpreter = Interpreter(model, self.pools, self.longest, runner=self.runner)
 
     def ready(self) -> ExecutorReady:
         """What an executor says of itself."""
@@ -110,23 +133,9 @@ class Hands:
         )
 
 
-class OnDevice:
-    """A model whose batches are moved to where its weights are."""
-
-    def __init__(self, model: Llama) -> None:
-        self._model = model
-        self.shape = model.shape
-        self.eos_token_ids = model.eos_token_ids
-        self.kv_dtype = model.kv_dtype
-        self.kv_bytes_per_token = model.kv_bytes_per_token
-        self.times_auto = model.times_auto
-        self.allocate_pool = model.allocate_pool
-        self.allocate_swap_pool = model.allocate_swap_pool
-        self.copy_blocks = model.copy_blocks
-
-    def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
-        """As `DecoderModel` says."""
-        return self._model.forward(pool, on_device(batch, pool.device))
+def streams_of(device: torch.device) -> Streams:
+    """A GPU's, or those of kernels that are interpreted."""
+    return CudaStreams(device) if device.type == "cuda" else InlineStreams()
 
 
 def serve(hands: Hands, wishes: Sequence[Wish], **config: object) -> Served:
@@ -158,7 +167,7 @@ def serve(hands: Hands, wishes: Sequence[Wish], **config: object) -> Served:
         now = time.perf_counter()
         if not isinstance(result, StepResult):
             raise StepBroken(f"step {plan.step_id}: {result.message}")
-        served.steps.append(_step(plan, now, result.timings))
+        served.steps.append(_step(plan, launched, result.timings))
         carry_out(scheduler.handle(StepFinished(now, result)))
     return served
 
@@ -171,10 +180,12 @@ class RequestBroken(Exception):
     """The scheduler refused a request, or it ended by an error."""
 
 
-def _step(plan: StepPlan, now: float, timings: StepTimings) -> Step:
+def _step(plan: StepPlan, pending: Pending, timings: StepTimings) -> Step:
     counts = [len(row.token_ids) for row in plan.rows]
     num_keys = sum(row.first_position for row in plan.rows) + sum(counts)
-    return Step(len(counts), sum(counts), num_keys, now, timings)
+    launched = pending.launched
+    marks = launched.marks if isinstance(launched, GpuStep) else None
+    return Step(len(counts), sum(counts), num_keys, timings, marks)
 
 
 def _take(message: object, served: Served) -> None:

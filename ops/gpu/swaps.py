@@ -42,10 +42,10 @@ def run(section: Section) -> None:
     """Blocks of a model with a head for every key and of one with grouped heads; both layouts."""
     llama = (TINY if section.is_dry else LLAMA_2_7B).shape
     grouped = replace(llama, num_kv_heads=max(1, llama.num_kv_heads // 4))
-    shapes = {"Llama-2-7B": llama, "a quarter of its heads": grouped}
-    for name, shape in list(shapes.items())[: 1 if section.is_dry else 2]:
+    for shape in (llama,) if section.is_dry else (llama, grouped):
         for layout in Layout:
-            what = f"{name}, {layout.value}"
+            megabytes = shape.bytes_per_token(2) * BLOCK_SIZE / 1e6
+            what = f"blocks of {megabytes:.2g} MB, {layout.value}"
             if section.has_time(what):
                 with section.guarded(what):
                     bench = _bench(section, shape, layout)
@@ -111,12 +111,12 @@ def _ways(bench: Bench) -> dict[str, tuple[Callable[[], object], Callable[[], ob
 
     copy_blocks = bench.kernels.copy_blocks
     return {
-        "as the executor does": (
+        "staged by the back end": (
             lambda: copy_blocks(pool, aside, pairs),
             lambda: copy_blocks(aside, pool, pairs.flip(1)),
         ),
-        "one staging copy alone": (one_copy_out, one_copy_in),
-        "a copy a block": (each_out, each_in),
+        "one staging copy": (one_copy_out, one_copy_in),
+        "a copy a block, as the runner": (each_out, each_in),
     }
 
 
