@@ -49,7 +49,8 @@ def main(arguments: list[str]) -> int:
         known = ", ".join(shares)
         print(f"--only {','.join(unknown)}: no such section; there are {known}", file=sys.stderr)
         return 2
-    began, sections = time.monotonic(), {}
+    sections: dict[str, report.Told] = {}
+    began = time.monotonic()
     last = began + 60 * options.minutes
     ends = began + 60 * options.minutes * _USED_SHARE
     left = {name: shares[name] for name in shares if name in chosen}

@@ -37,9 +37,8 @@ def draws(section: Section, what: str) -> None:
         Draw(i % (rows + 2), 7 + i, Sample(SequenceId(i), i % 3, 1000 - 77 * i, params))
         for i, params in enumerate(params for params in WISHES.values() for _ in range(each))
     ]
-    chunk = {"chunk": 256} if section.is_dry else {}
-    there = logits.to(section.device)
-    got = sample(there, _on_device(wanted, section.device), **chunk).tolist()
+    there, asked = logits.to(section.device), _on_device(wanted, section.device)
+    got = (sample(there, asked, chunk=256) if section.is_dry else sample(there, asked)).tolist()
     right = Sampler().draw(logits.numpy(), wanted)
     num_near = 0
     for draw, token, other in zip(wanted, got, right, strict=True):
