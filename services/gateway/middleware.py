@@ -12,7 +12,7 @@ from aiohttp import web
 from services.gateway import failures, gauges
 from services.gateway.connection_clock import clock_of
 from services.gateway.failures import Failure
-from services.gateway.routes import OUTCOME, REQUEST_ID
+from services.gateway.outcome import OUTCOME, REQUEST_ID
 from shared.errors import RequestError
 from shared.logs import get_logger
 
