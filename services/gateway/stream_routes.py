@@ -16,7 +16,7 @@ from services.gateway.answers import PREFIXES
 from services.gateway.call import Endpoint, Prompt
 from services.gateway.event_id import Told, is_request_id, read_event_id
 from services.gateway.generation import Generation
-from services.gateway.keys import KEY_HASH
+from services.gateway.keys import ALLOWANCE, KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.outcome import OUTCOME, REQUEST_ID, outcome_of
 from services.gateway.request_reading import ARRIVED_AT, HttpLimits, read_body
@@ -103,6 +103,8 @@ class StreamRoutes:
         finally:
             if generation is not None:
                 generation.release()
+                num_known = sum([place.num_tokens for place in told.places])
+                request[ALLOWANCE].spend(max(0, generation.num_tokens - num_known))
                 request[OUTCOME] = outcome_of(generation)
             else:
                 for stream in streams:
