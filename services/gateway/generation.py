@@ -14,7 +14,7 @@ from services.gateway.answer_stream import AnswerStream, Piece
 from services.gateway.answer_times import AnswerTimes
 from services.gateway.answers import Answer
 from services.gateway.call import Call, Prompt
-from services.gateway.connection_clock import ConnectionClock, clock_of
+from services.gateway.connection_clock import ConnectionClock
 from services.gateway.event_id import Told
 from services.gateway.json_portions import Turn
 from services.gateway.link import SchedulerLink
@@ -38,7 +38,8 @@ _log = get_logger("generation")
 class Generation:
     """Carries out one `Call` whose prompts are already tokens: `start` it, or `take_over`.
 
-    `arrived_at` is when its request had come whole (monotonic seconds). `release` it, whatever
+    `arrived_at` is when its request had come whole (monotonic seconds); `clock` stands on its
+    client's connection. `release` it, whatever
     happens: that tells the scheduler (Done, Cancel or Detach).
     """
 
@@ -51,6 +52,7 @@ class Generation:
         stream_interval: int = 1,
         *,
         arrived_at: float,
+        clock: ConnectionClock | None = None,
     ) -> None:
         self.call = call
         self.answer = answer
@@ -63,7 +65,7 @@ class Generation:
         self._progress: Progress | None = None
         self._times = AnswerTimes(arrived_at)
         self._told: Told | None = None
-        self._clock: ConnectionClock | None = None
+        self._clock = clock
         self._is_told = False
         self.error_code: str | None = None
         """Of the error that ended a stream, told as an event."""
@@ -224,7 +226,6 @@ class Generation:
             await self._group.wait_accepted(ping_interval_s)
         except StreamRefused as error:
             raise self._failure_of(error) from None
-        self._clock = clock_of(request.transport)
         await response.prepare(request)
         writer = StreamWriter(response)
         await writer.tell([preface] if preface else ())

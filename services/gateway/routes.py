@@ -10,6 +10,7 @@ from services.gateway import failures, openai, sse
 from services.gateway.answers import Answer, new_request_id
 from services.gateway.call import Call
 from services.gateway.chat import ChatTemplate
+from services.gateway.connection_clock import clock_of
 from services.gateway.encoding import Encoder
 from services.gateway.generation import Generation
 from services.gateway.keys import ALLOWANCE, KEY_HASH
@@ -111,6 +112,7 @@ class Routes:
             self._link,
             self._stream_interval,
             arrived_at=request[ARRIVED_AT],
+            clock=clock_of(request.transport),
         )
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
         generation.call = replace(call, sampling=sampling)

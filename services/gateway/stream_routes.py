@@ -14,6 +14,7 @@ from services.gateway import failures, sse
 from services.gateway.answer_stream import AnswerStream
 from services.gateway.answers import PREFIXES
 from services.gateway.call import Endpoint, Prompt
+from services.gateway.connection_clock import clock_of
 from services.gateway.event_id import Told, is_request_id, read_event_id
 from services.gateway.generation import Generation
 from services.gateway.keys import ALLOWANCE, KEY_HASH
@@ -94,6 +95,7 @@ class StreamRoutes:
                 self._link,
                 self._stream_interval,
                 arrived_at=time.monotonic() - streams[0].submit.age_s,
+                clock=clock_of(request.transport),
             )
             generation.take_over(streams, prompts, welcome.eos_token_ids, told)
             response = web.StreamResponse(headers=sse.HEADERS)

@@ -326,7 +326,7 @@ async def test_a_last_event_that_cannot_be_is_refused(house: House, last, messag
     path, last = f"/v1/streams/{submit.request_id}", last.format(id=submit.request_id)
     told = await refused(house, "GET", path, **{"Last-Event-ID": last})
     assert told == (400, "invalid_value", f"Last-Event-ID: {message}")
-    assert submit.request_id in house.scheduler.detached
+    await house.scheduler.until(lambda: submit.request_id in house.scheduler.detached)
 
 
 async def test_a_post_is_for_streams_of_its_own_kind(house: House) -> None:
