@@ -75,6 +75,10 @@ class CommonSettings(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         "console", description="lines for people, or JSON for machines; always on stderr"
     )
+    metrics_host: str = Field("127.0.0.1", description="address of /metrics pages; 0.0.0.0 for all")
+    metrics_port: Port | None = Field(
+        None, description="serve /metrics here, to all who reach it; default: not at all"
+    )
     curve_key_dir: Path | None = Field(
         None,
         description=(
@@ -82,6 +86,11 @@ class CommonSettings(BaseSettings):
             "the endpoints may be tcp:// beyond loopback; default: no keys"
         ),
     )
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where to serve /metrics alone, if anywhere."""
+        return None if self.metrics_port is None else (self.metrics_host, self.metrics_port)
 
     @classmethod
     def settings_customise_sources(
@@ -192,7 +201,6 @@ class SchedulerSettings(CommonSettings):
     max_detached_bytes: Positive = Field(
         256 * 2**20, description="most memory for these; the oldest that are over go first"
     )
-    metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
 class ExecutorSettings(CommonSettings):
@@ -237,7 +245,6 @@ class ExecutorSettings(CommonSettings):
     toy_step_ms: float = Field(
         0.0, ge=0, le=60_000, description="how long a step of the toy model takes"
     )
-    metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
 class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
@@ -246,8 +253,9 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
     request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     metrics_port: Port | None = Field(
-        None, description="refused here: use the two below", json_schema_extra=HIDDEN
+        None, description="refused here: use the three below", json_schema_extra=HIDDEN
     )
+    gateway_metrics_port: Port | None = Field(None, description="the gateway's, without keys")
     scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
     executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
 
@@ -255,7 +263,9 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
     @classmethod
     def _one_each(cls, port: Port | None) -> Port | None:
         if port is not None:
-            raise ValueError("use --scheduler-metrics-port and --executor-metrics-port")
+            raise ValueError(
+                "use --gateway-metrics-port, --scheduler-metrics-port, --executor-metrics-port"
+            )
         return port
 
 

@@ -58,7 +58,7 @@ class Executor:
             settings.step_endpoint,
             self._boot,
             self._errands,
-            settings.metrics_port,
+            settings.metrics_address,
             client_keys(settings.curve_key_dir, "executor"),
         )
         self.is_loading = True
