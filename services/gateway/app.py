@@ -54,6 +54,7 @@ class Gateway:
         source = find_model(settings.model)
         tokenizer = load_tokenizer(source)
         self._settings = settings
+        self._is_toy = source.is_toy
         self._clock_times = ClockTimes(
             settings.request_read_timeout_s, settings.slow_reader_timeout_s
         )
@@ -105,8 +106,11 @@ class Gateway:
     async def start(self) -> None:
         """Listen, and connect to the scheduler (which may come later).
 
-        Raises: StartError if the host is none of ours or a port is taken.
+        Raises: StartError if the host is none of ours, a port is taken, or the model's chat
+        template cannot be read.
         """
+        if not self._is_toy:
+            await asyncio.to_thread(self._routes.check_template)
         if self._settings.metrics_address is not None:
             self._metrics = await serve_metrics(self._settings.metrics_address)
         app = web.Application(
@@ -171,6 +175,7 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await self._link_task
         self._link.close()
+        self._routes.close()
 
     async def _all_released(self, timeout_s: float) -> bool:
         try:
