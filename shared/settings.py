@@ -214,14 +214,28 @@ class ExecutorSettings(CommonSettings):
         default_factory=lambda: _endpoint("steps.ipc"),
         description="where the scheduler listens for the executor",
     )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
-        description="of weights and activations; auto: bfloat16 where the CPU computes in it",
+        description=(
+            "of weights and activations; auto: bfloat16 on a GPU, and where the CPU computes in it"
+        ),
     )
     kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8_e4m3"] = Field(
         "auto", description="of keys and values in the KV pool; auto: the weights' own"
     )
-    device: Literal["auto", "cpu"] = Field("auto", description="what computes; auto: the CPU")
+    device: Literal["auto", "cpu", "cuda", "interpreter"] = Field(
+        "auto",
+        description=(
+            "what computes; auto: a GPU if torch sees one, else the CPU; interpreter: a GPU's "
+            "kernels in Triton's interpreter, for tests"
+        ),
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,  # vLLM's
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights, steps and the KV pool together",
+    )
     max_model_len: Positive | None = Field(
         None, description="longest sequence, prompt included; default: the model's, if it fits"
     )
@@ -233,7 +247,11 @@ class ExecutorSettings(CommonSettings):
         None, description="blocks in the KV pool, instead of sizing it by memory"
     )
     kv_cache_memory_bytes: Positive | None = Field(
-        None, description="bytes for the KV pool; default: 40 % of what is free, at most 4 GiB"
+        None,
+        description=(
+            "bytes for the KV pool; default: 40 % of what is free, at most 4 GiB; on a GPU all "
+            "that --gpu-memory-utilization leaves"
+        ),
     )
     swap_space: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="GiB for the blocks of requests that gave way"
