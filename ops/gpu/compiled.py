@@ -28,6 +28,7 @@ from kernels.triton_gpu import blocks
 from kernels.triton_gpu.backend import E4M3, Gpu, TritonKernels
 from kernels.triton_gpu.blocks import Layout
 from kernels.triton_gpu.sampling import Draws, sample
+from kernels.triton_gpu.step import StepRows
 from kernels.triton_gpu.tiles import SHARED_A100, SHARED_H100, SHARED_MI300
 from ops.gpu.batches import pack
 from shared.geometry import ModelShape
@@ -146,7 +147,8 @@ def launch_all(target: str) -> dict[str, Callable[[], object]]:
     def attend(
         rows: tuple[tuple[int, int], ...], dtype: torch.dtype, kernels: TritonKernels = kernels
     ) -> object:
-        batch = pack(rows, 16, list(range(64)), torch.Generator())
+        packed = pack(rows, 16, list(range(64)), torch.Generator())
+        batch = kernels.step_layout(shape, dtype, (None,)).on(CPU, StepRows.of(packed))
         queries = torch.empty(len(batch.positions), HEADS, HEAD_DIM, dtype=kernels.dtype)
         return kernels.paged_attention(pool(dtype), 0, queries, batch, 0.088)
 
