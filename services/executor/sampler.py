@@ -100,16 +100,23 @@ class Sampler:
         ]
 
     def _tokens(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> Iterator[int | None]:
-        dice = uniforms(
-            [draw.sample.seed for draw in draws],
-            [draw.sample.index for draw in draws],
-            [draw.position for draw in draws],
-        )
+        dice = _dice(draws)
         for start in range(0, len(draws), _AT_ONCE):
             group = draws[start : start + _AT_ONCE]
             rows = [_row(logits, draw) for draw in group]
             wishes = [draw.params for draw in group]
             yield from self._drawing.draw(rows, wishes, dice[start : start + _AT_ONCE])
+
+
+def _dice(draws: Sequence[Draw]) -> NDArray[np.float64]:
+    """[n] a number in [0, 1) for each draw; not thrown where all are greedy and nobody looks."""
+    if not any(draw.params.temperature for draw in draws):
+        return np.zeros(len(draws))
+    return uniforms(
+        [draw.sample.seed for draw in draws],
+        [draw.sample.index for draw in draws],
+        [draw.position for draw in draws],
+    )
 
 
 def _row(logits: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
