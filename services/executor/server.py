@@ -27,6 +27,7 @@ from services.executor.sizing import (
 )
 from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
 from services.executor.swap_space import SwapPlan, SwapWishes, plan_swap_space
+from shared.curve import client_keys
 from shared.errors import SplitflapError, StartError
 from shared.liveness import new_boot
 from shared.logs import get_logger
@@ -54,7 +55,11 @@ class Executor:
         self._boot = new_boot()
         self._errands: SimpleQueue[Errand] = SimpleQueue()
         self._link = StepLink(
-            settings.step_endpoint, self._boot, self._errands, settings.metrics_port
+            settings.step_endpoint,
+            self._boot,
+            self._errands,
+            settings.metrics_port,
+            client_keys(settings.curve_key_dir, "executor"),
         )
         self.is_loading = True
 
