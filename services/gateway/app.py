@@ -26,12 +26,12 @@ from services.gateway.tokenizer import load_tokenizer
 from shared.curve import client_keys
 from shared.errors import StartError
 from shared.logs import get_logger
+from shared.metrics import serve_metrics
 from shared.model_source import find_model
 from shared.settings import GatewaySettings
 
 KEEPALIVE_S: Final = 620.0  # longer than any balancer's own (nginx 60, ALB 60, Google 600)
 LINGERING_S: Final = 1.0  # the rest of a refused body is read so long, then the connection ends
-STALL_S: Final = 60.0  # a client that takes nothing of its answer for so long is gone
 BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 2.0  # for error events to go out when the drain is over
 
@@ -50,12 +50,14 @@ class Gateway:
         self,
         settings: GatewaySettings,
         link_times: LinkTimes | None = None,
-        stall_s: float = STALL_S,
     ) -> None:
         source = find_model(settings.model)
         tokenizer = load_tokenizer(source)
         self._settings = settings
-        self._clock_times = ClockTimes(settings.request_read_timeout_s, stall_s)
+        self._is_toy = source.is_toy
+        self._clock_times = ClockTimes(
+            settings.request_read_timeout_s, settings.slow_reader_timeout_s
+        )
         self._link = SchedulerLink(
             settings.request_endpoint,
             source.name,
@@ -79,6 +81,7 @@ class Gateway:
         )
         self._link_task: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
+        self._metrics: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._address: tuple[str, int] | None = None
         gauges.OPEN_REQUESTS.set_function(lambda: self._link.num_open)
@@ -103,8 +106,13 @@ class Gateway:
     async def start(self) -> None:
         """Listen, and connect to the scheduler (which may come later).
 
-        Raises: StartError if the host is none of ours or the port is taken.
+        Raises: StartError if the host is none of ours, a port is taken, or the model's chat
+        template cannot be read.
         """
+        if not self._is_toy:
+            await asyncio.to_thread(self._routes.check_template)
+        if self._settings.metrics_address is not None:
+            self._metrics = await serve_metrics(self._settings.metrics_address)
         app = web.Application(
             middlewares=[around, self._origins.preflight, self._keys.guard],
             client_max_size=self._settings.max_body_bytes,
@@ -152,20 +160,22 @@ class Gateway:
         _log.info("draining", open_requests=self._link.num_open, at_most_s=seconds)
         if not await self._all_released(seconds):
             _log.warning("drain_cut_short", open_requests=self._link.num_open)
-            self._link.fail_all("the server is shutting down; send the request again")
+            self._link.leave("the server is shutting down; send the request again")
             await self._all_released(_LAST_WORDS_S)
 
     async def close(self) -> None:
         """Give back sockets and tasks."""
         if self._server is not None:
             self._server.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        for runner in (self._runner, self._metrics):
+            if runner is not None:
+                await runner.cleanup()
         if self._link_task is not None:
             self._link_task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._link_task
         self._link.close()
+        self._routes.close()
 
     async def _all_released(self, timeout_s: float) -> bool:
         try:
