@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
+from services.gateway.attaching import Attaching, moved
 from services.gateway.pins import GatewayPins
 from services.gateway.readiness import LinkTimes, Readiness
 from shared.curve import ClientKeys
@@ -27,6 +28,7 @@ from shared.messages import (
     Attached,
     Cancel,
     CancelReason,
+    Detach,
     Done,
     Finished,
     Heartbeat,
@@ -45,6 +47,11 @@ from shared.metrics import PREFIX, REGISTRY
 _GAPS: Final = Counter(
     PREFIX + "token_gaps",
     "Runs of tokens that came before earlier ones of the same stream, mended by a heartbeat",
+    registry=REGISTRY,
+)
+_ATTACHED: Final = Counter(
+    PREFIX + "streams_attached",
+    "Streams that this gateway took over, to go on with them",
     registry=REGISTRY,
 )
 _RESUMED: Final = Counter(
@@ -82,10 +89,15 @@ class SchedulerLink:
         )
         self.pins = GatewayPins(self._dealer.send)
         self._streams: dict[RequestId, AnswerStream] = {}
-        self._unsent: dict[RequestId, Cancel | Done] = {}
+        self._attaching = Attaching(
+            self._dealer.send, lambda stream: self.release(stream, keeps=True)
+        )
+        self._unsent: dict[RequestId, Cancel | Detach | Done] = {}
         self._orphans: set[RequestId] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.is_leaving = False
+        """Whoever is cut off now is to go on at another gateway."""
 
     # ------------------------------------------------------------------ state
 
@@ -109,10 +121,24 @@ class SchedulerLink:
         Raises: WireError if it has no wire form (far too long).
         """
         stream = AnswerStream(submit, on_news)
+        if submit.request_id in self._streams:  # only an id that a client gave can be
+            taken = "Last-Event-ID: another request has this id"
+            stream.refusal = Refused(submit.request_id, ErrorCode.INVALID, taken, "Last-Event-ID")
+            return stream
         self._send_submit(stream)
         self._streams[stream.request_id] = stream
         self._idle.clear()
         return stream
+
+    async def attach(
+        self, request_id: RequestId, key_hash: bytes, timeout_s: float
+    ) -> AnswerStream | Refused:
+        """Take a request over, from another gateway or from nobody; `release` it.
+
+        Whoever reads it now is told that it has moved. Raises: TimeoutError if the scheduler does
+        not say in time whether it has the request.
+        """
+        return await self._attaching.ask(request_id, key_hash, timeout_s)
 
     def stop(self, stream: AnswerStream, sequence: int) -> None:
         """A stop string was found: this choice needs no more tokens."""
@@ -122,17 +148,31 @@ class SchedulerLink:
             # A whole-request Done follows at `release`, and ends it as well.
             _log.debug("cancel_unsent", request_id=stream.request_id)
 
-    def release(self, stream: AnswerStream) -> None:
-        """The reader is gone: Done if it got everything, else the request is cancelled."""
-        self._streams.pop(stream.request_id, None)
+    def release(self, stream: AnswerStream, *, keeps: bool = False, is_told: bool = False) -> None:
+        """The reader is gone: Done if it got everything, else the request is cancelled.
+
+        If it `keeps`, the request is kept for whoever comes for the rest, or (`is_told`) for the
+        last of it in case it was lost on the way.
+        """
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
         if not self._streams:
             self._idle.set()
         if stream.submitted_to is None or (stream.is_refused and not stream.is_ours_to_cancel):
             return
-        if stream.is_complete and not stream.is_refused:
+        if keeps and stream.submit.context:
+            self._send_last(Detach(stream.request_id, is_told))
+        elif stream.is_complete and not stream.is_refused:
             self._send_last(Done(stream.request_id))
         else:
             self._send_last(_gone(stream.request_id))
+
+    def leave(self, why: str) -> None:
+        """End every open answer here with an error; streams can go on at other gateways."""
+        self.is_leaving = True
+        for stream in self._streams.values():
+            if not stream.is_over:
+                stream.fail(ErrorCode.DRAINING, why)
 
     def fail_all(self, why: str) -> None:
         """End every open request with an error its client sees."""
@@ -179,7 +219,8 @@ class SchedulerLink:
             self.fail_all(f"the server was not ready for {lost_s:g} s ({phase}); try again later")
         # Every time: a scheduler that took us for dead forgot us, and its Welcome resends.
         self._dealer.send(Hello(self.boot))
-        for request_id in self._orphans - self._streams.keys():
+        self._attaching.beat()
+        for request_id in self._orphans - self._streams.keys() - self._attaching.request_ids:
             self._unsent.setdefault(request_id, _gone(request_id))
         self._orphans.clear()
         self.pins.beat()
@@ -203,7 +244,7 @@ class SchedulerLink:
         else:
             stream.submitted_to = None
 
-    def _send_last(self, message: Cancel | Done) -> None:
+    def _send_last(self, message: Cancel | Detach | Done) -> None:
         if not self._dealer.send(message):
             self._unsent[message.request_id] = message
 
@@ -228,7 +269,7 @@ class SchedulerLink:
             case Pinned() | Unpinned() | Pins():
                 self.pins.heard(message)
             case Attached():
-                _log.warning("unexpected_message", message="Attached")  # we never ask
+                self._on_attached(message)
 
     def _on_tokens(self, message: Tokens) -> None:
         for run in message.items:
@@ -240,13 +281,30 @@ class SchedulerLink:
 
     def _on_finished(self, message: Finished) -> None:
         stream = self._streams.get(message.request_id)
-        if stream is None:
-            self._send_last(Done(message.request_id))
-        else:
+        if stream is not None:
             stream.ended(message)
+        elif message.request_id not in self._attaching.request_ids:
+            self._send_last(Done(message.request_id))
+
+    def _on_attached(self, message: Attached) -> None:
+        before = self._streams.get(message.request_id)
+        if message.request_id not in self._attaching.request_ids:
+            if before is None:  # who wanted it has left meanwhile
+                self._send_last(Detach(message.request_id))
+            return
+        if before is not None:
+            before.refused(moved(message.request_id))
+        stream = AnswerStream.taken_over(message, self._scheduler.boot)
+        self._streams[message.request_id] = stream
+        self._idle.clear()
+        self._attaching.answered(message.request_id, stream)
+        _ATTACHED.inc()
 
     def _on_refused(self, message: Refused) -> None:
         if self.pins.refused(message):
+            return
+        if message.code is ErrorCode.UNKNOWN_STREAM:
+            self._attaching.answered(message.request_id, message)
             return
         stream = self._streams.get(message.request_id)
         if stream is None or stream.is_over:

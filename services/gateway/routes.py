@@ -2,41 +2,44 @@
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
 from services.gateway import failures, openai, sse
-from services.gateway.answers import Answer, new_request_id
-from services.gateway.call import Call
+from services.gateway.answers import PREFIXES, Answer, boot_tag, new_request_id, seed_of
+from services.gateway.call import Call, Endpoint
 from services.gateway.chat import ChatTemplate
+from services.gateway.connection_clock import clock_of
 from services.gateway.encoding import Encoder
+from services.gateway.event_id import Told
 from services.gateway.generation import Generation
 from services.gateway.keys import ALLOWANCE, KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
 from services.gateway.openapi import document
 from services.gateway.openapi_schemas import Facts
+from services.gateway.outcome import OUTCOME, REQUEST_ID, outcome_of
 from services.gateway.prefix_routes import PrefixRoutes
 from services.gateway.request_reading import (
     ARRIVED_AT,
     HttpLimits,
     body_of,
+    check_head,
     expect_nothing_yet,
+    parsed,
+    read_body,
 )
+from services.gateway.stream_routes import LAST_EVENT_ID, StreamRoutes, check_places, last_event
 from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
-from shared.errors import RequestError
-from shared.messages import Welcome
+from shared.errors import ErrorCode, RequestError
+from shared.ids import RequestId
+from shared.messages import Activity, Welcome
 from shared.metrics import metrics_page
 from shared.version import VERSION
-
-OUTCOME: Final = web.RequestKey("outcome", dict[str, Any])
-"""What the request's log line says beside path and status."""
-
-REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The client's X-Request-Id, or one of ours: echoed, never used inside."""
 
 
 class Routes:
@@ -62,6 +65,7 @@ class Routes:
         self._models = ServedModels(served_names, link)
         self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
         self._prefixes = PrefixRoutes(self._encoder, link.pins, self._models, limits, self._welcome)
+        self._streams = StreamRoutes(tokenizer, link, limits, stream_interval, self._welcome)
         self.is_draining = False
 
     def check_template(self) -> None:
@@ -83,6 +87,7 @@ class Routes:
         self._models.add_to(app)
         self._tokenize.add_to(app)
         self._prefixes.add_to(app)
+        self._streams.add_to(app)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", metrics_page)
         app.router.add_get("/openapi.json", self.openapi)
@@ -94,25 +99,69 @@ class Routes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
+        if request.headers.get(LAST_EVENT_ID):
+            return await self._again(request, "completion", openai.parse_completion)
         call = await body_of(request, self._limits, openai.parse_completion)
         return await self._answer(request, call)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
+        if request.headers.get(LAST_EVENT_ID):
+            return await self._again(request, "chat", openai.parse_chat)
         call = await body_of(request, self._limits, openai.parse_chat)
         return await self._answer(request, call)
 
-    async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _again(
+        self, request: web.Request, endpoint: Endpoint, parse: Callable[[dict[str, Any]], Call]
+    ) -> web.StreamResponse:
+        """Go on behind Last-Event-ID.
+
+        If the scheduler that had the stream is gone, and its log with it, and the body says what
+        was asked, it is generated once more, which gives the same tokens, and the rest is told.
+        """
+        body = await read_body(request, self._limits)
+        call_id, told = last_event(request)
+        if not call_id.startswith(PREFIXES[endpoint]):
+            raise failures.bad_event_id("is one of the other endpoint that generates; ask there")
         try:
-            return await self._carry_out(request, call)
+            return await self._streams.go_on(request, call_id, told)
+        except failures.Failure as failure:
+            is_gone = failure.code == ErrorCode.UNKNOWN_STREAM and not call_id.endswith(
+                boot_tag(self._welcome().boot)
+            )
+            if not is_gone or not body:
+                raise
+        check_head(request, self._limits.max_body_bytes)
+        call = await parsed(body, parse)
+        if call.stream is None:
+            raise failures.bad_event_id("is one of a stream: set stream to true, as before")
+        return await self._answer(request, call, call_id, told)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        call: Call,
+        call_id: RequestId | None = None,
+        told: Told | None = None,
+    ) -> web.StreamResponse:
+        """Carry a call out: a new one, or one that its client has been told the beginning of."""
+        try:
+            return await self._carry_out(request, call, call_id, told)
         except (failures.Failure, RequestError) as error:
             error.message, error.param = call.in_client_words(error.message, error.param)
             raise
 
-    async def _carry_out(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _carry_out(
+        self, request: web.Request, call: Call, call_id: RequestId | None, told: Told | None
+    ) -> web.StreamResponse:
         model = self._models.named(call.model)
         welcome = self._welcome()
-        answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
+        if call_id is None:
+            random_hex = secrets.token_hex(12) + boot_tag(welcome.boot)
+            call_id = new_request_id(call.endpoint, random_hex)
+        answer = Answer(call.endpoint, call_id, model)
+        if not call.is_seeded:
+            call = replace(call, sampling=replace(call.sampling, seed=seed_of(call_id)))
         generation = Generation(
             call,
             answer,
@@ -120,9 +169,13 @@ class Routes:
             self._link,
             self._stream_interval,
             arrived_at=request[ARRIVED_AT],
+            clock=clock_of(request.transport),
         )
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
         generation.call = replace(call, sampling=sampling)
+        if told is not None:
+            check_places(told, len(prompts) * sampling.n)
+            generation.begin_again(told)
         allowance = request[ALLOWANCE]
         allowance.admit_prompt(sum([len(prompt.token_ids) for prompt in prompts]))
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
@@ -137,7 +190,7 @@ class Routes:
         finally:
             generation.release()
             allowance.spend(generation.num_tokens)
-            request[OUTCOME] = _outcome(generation)
+            request[OUTCOME] = outcome_of(generation)
 
     def _welcome(self) -> Welcome:
         """What is known of the model, once requests are taken. Raises: Failure 503."""
@@ -168,28 +221,20 @@ class Routes:
         return web.json_response(document(facts))
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """GET /health and /health/ready: 200, or 503 and what is missing."""
-        phase = "draining" if self.is_draining else self._link.scheduler.phase
+        """GET /health and /health/ready: 200 if idle or busy; or 503, and what is missing."""
+        scheduler = self._link.scheduler
+        status, phase = scheduler.activity.value, scheduler.phase
+        if self.is_draining:
+            status = phase = "draining"
+        elif phase:
+            status = "loading"
+        elif scheduler.activity is Activity.STALLED:
+            phase = "no step has come back from the executor for too long"
         if not phase:
-            return web.json_response({"status": "ready"})
+            return web.json_response({"status": status})
         headers = {"Retry-After": str(failures.RETRY_AFTER_S)}
-        return web.json_response(
-            {"status": "not ready", "phase": phase}, status=503, headers=headers
-        )
+        return web.json_response({"status": status, "phase": phase}, status=503, headers=headers)
 
     async def live(self, _request: web.Request) -> web.Response:
         """GET /health/live: this process answers."""
         return web.json_response({"status": "live"})
-
-
-def _outcome(generation: Generation) -> dict[str, Any]:
-    ttft_s = generation.ttft_s
-    return {
-        "id": generation.answer.request_id,
-        "prompt_tokens": generation.num_prompt_tokens,
-        "cached_tokens": generation.num_cached,
-        "completion_tokens": generation.num_tokens,
-        "finish": generation.finish_reasons,
-        "code": generation.error_code,
-        "ttft_ms": None if ttft_s is None else round(ttft_s * 1e3, 1),
-    }

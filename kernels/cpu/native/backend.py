@@ -318,9 +318,10 @@ def _check_batch(batch: PackedBatch) -> None:
 def _check_ids(token_ids: Tensor, vocab_size: int) -> None:
     if len(token_ids) == 0:
         return
-    lowest, highest = token_ids.aminmax()
+    ids = token_ids.numpy()  # whose least and greatest cost less than torch's
+    lowest, highest = ids.min(), ids.max()
     if lowest < 0 or highest >= vocab_size:
-        wrong = int(lowest if lowest < 0 else highest)
+        wrong = lowest if lowest < 0 else highest
         raise ValueError(f"token id {wrong} is outside the vocabulary of {vocab_size}")
 
 
