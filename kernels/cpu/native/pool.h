@@ -67,7 +67,7 @@ __attribute__((noinline)) bf16 scale_for(const I* vector, int64_t head_dim) {
 INLINE void put_scaled(int8_t* at, Floats v, float scale) {
     const Floats magic = fill(12582912.f);  // adding 1.5 * 2^23 rounds to whole numbers, ties to even
     Floats q = (v / fill(scale) + magic) - magic;
-    q = larger(choose(q > fill(MOST_INT8), fill(MOST_INT8), q), fill(-MOST_INT8));
+    q = larger(smaller(q, fill(MOST_INT8)), fill(-MOST_INT8));
     if (!(scale > 0)) q = zeros();
     const Bytes bytes = __builtin_convertvector(__builtin_convertvector(q, Ints), Bytes);
     memcpy(at, &bytes, sizeof bytes);
@@ -83,7 +83,11 @@ INLINE void each_stored(const I* vector, int64_t head_dim, float scale, F use) {
             put_scaled(stored, load_first(vector + first, count), scale);
         else
             put(stored, load_first(vector + first, count));
-        for (int i = 0; i < count; i++) use(first + i, stored[i]);
+        if (count < LANES) {
+            for (int i = 0; i < count; i++) use(first + i, stored[i]);
+            return;
+        }
+        UNROLL for (int i = 0; i < LANES; i++) use(first + i, stored[i]);
     }
 }
 

@@ -63,10 +63,10 @@ INLINE Floats fill(float x) {
 }
 INLINE Floats zeros() { return (Floats){}; }
 
-INLINE Floats choose(Ints where, Floats yes, Floats no) {
-    return (Floats)(((Ints)yes & where) | ((Ints)no & ~where));
-}
-INLINE Floats larger(Floats a, Floats b) { return choose(a < b, b, a); }  // NaN in `a` stays
+INLINE Floats choose(Ints where, Floats yes, Floats no) { return where ? yes : no; }
+// One instruction each, written so; NaN in `a` stays.
+INLINE Floats larger(Floats a, Floats b) { return a < b ? b : a; }
+INLINE Floats smaller(Floats a, Floats b) { return a > b ? b : a; }
 
 INLINE Ints first_lanes(int count) {
     Ints places;
@@ -188,8 +188,7 @@ INLINE Floats load_weights(const S* at) {
 // ---- 2^x, to about 1e-7; NaN stays NaN, everything below 2^-126 becomes about that
 
 INLINE Floats exp2_of(Floats x) {
-    x = choose(x < fill(-126.f), fill(-126.f), x);
-    x = choose(x > fill(126.f), fill(126.f), x);
+    x = smaller(larger(x, fill(-126.f)), fill(126.f));
     const Floats magic = fill(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
     const Floats whole = (x + magic) - magic;
     const Floats f = x - whole;
