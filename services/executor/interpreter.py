@@ -1,7 +1,7 @@
 """Runs plans: swap out -> swap in -> copy -> forward -> sample, each plan complete in itself."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +15,6 @@ from services.executor.plan_check import BadPlan, LastStep, PlanLimits, check_pl
 from services.executor.readout import read_out
 from services.executor.sampler import Drawing, Sampler
 from shared.ids import SequenceId
-from shared.logs import get_logger
 from shared.messages import (
     PREVIOUS,
     Row,
@@ -26,7 +25,8 @@ from shared.messages import (
     StepTimings,
 )
 
-_log = get_logger("interpreter")
+Failure = Callable[[StepPlan, Exception], None]
+"""Told of each plan that fails: BadPlan if it was refused, else whatever went wrong."""
 
 
 class Interpreter:
@@ -41,11 +41,13 @@ class Interpreter:
         pools: KVPools,
         max_model_len: int,
         drawing: Drawing | None = None,
+        on_failure: Failure = lambda plan, error: None,
     ) -> None:
-        """`drawing` is what draws tokens; NumPy if it is None."""
+        """`drawing` draws tokens, NumPy if it is None; `on_failure` hears why plans fail."""
         self._model = model
         self._pools = pools
         self._sampler = Sampler(drawing)
+        self._on_failure = on_failure
         self._limits = PlanLimits(
             num_gpu_blocks=pools.num_gpu_blocks,
             num_cpu_blocks=pools.num_cpu_blocks,
@@ -68,7 +70,7 @@ class Interpreter:
         try:
             flat = check_plan(plan, self._limits, self._last)
         except BadPlan as error:
-            _log.error("plan_refused", step_id=plan.step_id, reason=str(error))
+            self._on_failure(plan, error)
             return StepFailed(plan.boot, plan.step_id, f"bad plan: {error}")
         outcomes = self._last.tokens if self._last else {}
         previous = {name: token for name, token in outcomes.items() if token is not None}
@@ -76,7 +78,7 @@ class Interpreter:
         try:
             result = self._carry_out(plan, flat, previous)
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler hears of it
-            _log.exception("plan_failed", step_id=plan.step_id, rows=len(plan.rows))
+            self._on_failure(plan, error)
             return StepFailed(plan.boot, plan.step_id, f"{type(error).__name__}: {error}")
         self._last = LastStep(plan.step_id, _outcomes(plan, result))
         return result

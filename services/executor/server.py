@@ -15,6 +15,7 @@ from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.model.toy import ToyModel
+from services.executor.plan_check import BadPlan
 from services.executor.sampler import Drawing
 from services.executor.sizing import (
     PoolPlan,
@@ -28,7 +29,7 @@ from services.executor.swap_space import SwapPlan, SwapWishes, plan_swap_space
 from shared.errors import SplitflapError, StartError
 from shared.liveness import new_boot
 from shared.logs import get_logger
-from shared.messages import Costs, ExecutorReady
+from shared.messages import Costs, ExecutorReady, StepPlan
 from shared.model_source import ModelSource, find_model
 from shared.settings import ExecutorSettings
 
@@ -98,7 +99,9 @@ class Executor:
             "executor_ready", model=source.name, kv_dtype=model.kv_dtype,
             threads=torch.get_num_threads(), took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
-        return Interpreter(model, pools, plan.max_model_len, _fastest_drawing(source))
+        return Interpreter(
+            model, pools, plan.max_model_len, _fastest_drawing(source), _tell_failure
+        )
 
     def _load_model(self, source: ModelSource) -> DecoderModel:
         if source.is_toy:
@@ -194,6 +197,13 @@ def _fastest_drawing(source: ModelSource) -> Drawing | None:
 
     draws = select_draws(_CPU)
     return None if draws is None else NativeDrawing(draws)
+
+
+def _tell_failure(plan: StepPlan, error: Exception) -> None:
+    if isinstance(error, BadPlan):
+        _log.error("plan_refused", step_id=plan.step_id, reason=str(error))
+    else:
+        _log.error("plan_failed", step_id=plan.step_id, rows=len(plan.rows), exc_info=error)
 
 
 def _tell_plans(plan: PoolPlan, swap: SwapPlan, free_bytes: int, model: DecoderModel) -> None:

@@ -16,7 +16,13 @@ class Hands:
         self.pools = KVPools(
             model or ToyModel(), LIMITS.num_gpu_blocks, LIMITS.block_size, LIMITS.num_cpu_blocks
         )
-        self.interpreter = Interpreter(model or ToyModel(), self.pools, LIMITS.max_model_len)
+        self.failures = []
+        self.interpreter = Interpreter(
+            model or ToyModel(),
+            self.pools,
+            LIMITS.max_model_len,
+            on_failure=lambda plan, error: self.failures.append((plan.step_id, type(error))),
+        )
 
     def run(self, *rows, step_id=1, **more):
         return self.interpreter.run(plan(*rows, step_id=step_id, **more))

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from services.executor.model.toy import ToyModel
-from shared.messages import PREVIOUS, Move, RowError, StepFailed
+from services.executor.plan_check import BadPlan
+from shared.messages import PREVIOUS, Move, RowError, StepFailed, StepResult
 from shared.sampling import DrawParams
 from tests.executor.hands import Hands
 from tests.executor.plain_sampler import is_right
@@ -116,6 +117,14 @@ class Feverish(ToyModel):
         if (tokens == 91).any():
             raise RuntimeError("the forward pass broke")
         return logits
+
+
+def test_failures_are_told():
+    hands = Hands(Feverish())
+    assert isinstance(hands.run(row((65, 66))), StepResult)
+    assert isinstance(hands.run(row((65, 91), 0, (2,)), step_id=2), StepFailed)
+    assert isinstance(hands.run(step_id=1), StepFailed)
+    assert hands.failures == [(2, RuntimeError), (1, BadPlan)]
 
 
 def test_nonsense_ends_its_row_alone():

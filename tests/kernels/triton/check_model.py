@@ -11,7 +11,6 @@ from services.executor.model.llama import Llama
 from shared.geometry import blocks_in
 from tests.kernels.batches import pack
 from tests.kernels.decoders import Sizes, random_decoder
-from tests.kernels.triton import repair  # noqa: F401
 
 BLOCK_SIZE = 8
 SIZES = Sizes(heads=6, kv_heads=2, head_dim=16, vocab=50)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.kernels.triton import repair
+from kernels.triton_gpu import repair
 
 FAULTY_INDEX = triton.__version__.startswith("3.6") and np.lib.NumpyVersion(
     np.__version__

@@ -15,7 +15,6 @@ from services.executor.philox import uniforms
 from services.executor.sampler import Draw, NoToken, Sampler
 from shared.messages import Sample
 from shared.sampling import DrawParams
-from tests.kernels.triton import repair  # noqa: F401
 
 VOCAB = 500
 CHUNK = 512

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-import tests.kernels.triton.repair  # noqa: F401  (before any kernel runs)
 from kernels.interface import PoolSpec
 from kernels.reference import ReferenceKernels
 from kernels.triton_gpu.backend import Gpu, TritonKernels

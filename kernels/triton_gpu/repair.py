@@ -1,12 +1,13 @@
-"""Repairs of Triton's interpreter, 3.6 to 3.9, for tests: what it computes otherwise than a GPU.
+"""Repairs of Triton's interpreter, 3.6 to 3.9: what it computes otherwise than a GPU.
 
 - A product (`tl.dot`) of bfloat16 multiplies bit patterns.
 - float32 to bfloat16 cuts off instead of rounding to the nearest.
 - To float8 e4m3fn some numbers are rounded wrongly, and too large ones do not saturate.
 - Triton 3.6 cannot count a loop whose bounds it loaded, with numpy 2.4 or later.
 
-check_repair.py says so when one is no longer needed. And a call of one kernel function by another
-does not patch the whole language anew, which its launch has done: ten times as fast.
+Only where kernels are interpreted: `install()` before any of them runs. A check of the tests says
+so when one is no longer needed. And a call of one kernel function by another does not patch the
+whole language anew, which its launch has done: ten times as fast.
 """
 
 from collections.abc import Iterator
@@ -94,6 +95,3 @@ def _quick_call(self: Any, *args: Any, **named: Any) -> Any:
 def _patch_tensor_and_index(tensor: Any, scope: Any) -> None:
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-install()
