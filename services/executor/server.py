@@ -96,8 +96,9 @@ class Executor:
             )
         )
         _log.info(
-            "executor_ready", model=source.name, kv_dtype=model.kv_dtype,
-            threads=torch.get_num_threads(), took_s=round(time.monotonic() - began, 2),
+            "executor_ready", model=source.name, quantization=settings.quantization,
+            kv_dtype=model.kv_dtype, threads=torch.get_num_threads(),
+            took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
         return Interpreter(
             model, pools, plan.max_model_len, _fastest_drawing(source), _tell_failure
@@ -114,6 +115,11 @@ class Executor:
                     f"--kv-cache-dtype {self._settings.kv_cache_dtype}: the toy keeps tokens and "
                     "positions, exactly; leave it out"
                 )
+            if self._settings.quantization is not None:
+                raise StartError(
+                    f"--quantization {self._settings.quantization}: the toy has no weights; "
+                    "leave it out"
+                )
             return ToyModel(self._settings.toy_step_ms / 1000)
         if self._settings.toy_step_ms:
             raise StartError("--toy-step-ms is for --model toy; leave it out")
@@ -123,7 +129,10 @@ class Executor:
 
         dtype = _DTYPES.get(self._settings.dtype) or default_dtype(_CPU)
         try:
-            return load_model(source, dtype, _CPU, self._link.say, self._settings.kv_cache_dtype)
+            return load_model(
+                source, dtype, _CPU, self._link.say, self._settings.kv_cache_dtype,
+                self._settings.quantization,
+            )  # fmt: skip
         except SplitflapError:
             raise
         except Exception as error:

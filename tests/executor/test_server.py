@@ -232,6 +232,21 @@ def test_the_toy_has_no_other_cache(tmp_path):
         Executor(settings_for(tmp_path, kv_cache_dtype="int8")).run()
 
 
+def test_the_toy_has_no_weights(tmp_path):
+    with pytest.raises(StartError, match=r"--quantization int8: the toy has no weights"):
+        Executor(settings_for(tmp_path, quantization="int8")).run()
+
+
+async def test_a_model_in_int8_answers(tmp_path):
+    make("llama", tmp_path)
+    settings = settings_for(tmp_path, quantization="int8", dtype="float32")
+    settings = settings.model_copy(update={"model": str(tmp_path)})
+    async with running(settings) as (scheduler, _, _):
+        await scheduler.adopt()
+        (result,) = await scheduler.run(plan(row()))
+        assert isinstance(result, StepResult)
+
+
 def test_a_cache_that_no_kernel_keeps_is_refused_before_anything_is_loaded(tmp_path):
     (tmp_path / "config.json").write_text("not even JSON")
     settings = settings_for(tmp_path, kv_cache_dtype="fp8_e4m3")

@@ -41,13 +41,13 @@ INLINE void put_scaled(int8_t* at, Floats v, float scale) {
 
 // A row as whole numbers, each greater by OFFSET; returns its scale, max|x| / 127: 0 for zeros, NaN
 // for a row with a NaN or an infinity. Writes up to a whole number of LANES.
-template <int OFFSET, class E>
+template <int OFFSET, class E>  // 0 or 128
 float to_int8(const E* x, int64_t size, q8* whole) {
     const float scale = largest(x, size) / MOST_INT8;
     for (int64_t i = 0; i < size; i += LANES) {
         int8_t row[LANES];
         put_scaled(row, load_first(x + i, (int)std::min<int64_t>(size - i, LANES)), scale);
-        const Bytes stored = load_as<Bytes>(row) + (int8_t)OFFSET;
+        const Bytes stored = load_as<Bytes>(row) ^ (int8_t)OFFSET;  // 128 more is the top bit turned
         memcpy(whole + i, &stored, sizeof stored);
     }
     return scale;

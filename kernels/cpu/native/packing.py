@@ -1,9 +1,9 @@
 """A matrix as the native kernels multiply it: in tiles, of the back end's own dtype or of int8.
 
-In int8 a weight w is stored as round(w / scale), scale = max|w| / 127 over its output's weights; and
-so is a row of inputs when it comes to be multiplied, by a scale of this row alone. Products are summed
-as whole numbers, exactly, and then multiplied by both scales: a row's results do not depend, bit by
-bit, on the rows beside it, on threads or on the CPU.
+In int8 a weight w is stored as round(w / scale), scale = max|w| / 127 over its output's weights;
+and so is a row of inputs when it comes to be multiplied, by a scale of this row alone. Products are
+summed as whole numbers, exactly, and then multiplied by both scales: a row's results do not depend,
+bit by bit, on the rows beside it or on threads.
 """
 
 import ctypes
@@ -92,8 +92,8 @@ def _pack_int8(native: ctypes.CDLL, matrix: library.Matrix, weight: Tensor) -> t
     shape = matrix.outputs, matrix.inputs
     if matrix.inputs > MOST_INT8_INPUTS:
         raise StartError(
-            f"--quantization int8: a matrix of this model has {matrix.inputs:,} inputs, and sums of "
-            f"more than {MOST_INT8_INPUTS:,} products may not fit in 32 bits; leave it out"
+            f"--quantization int8: a matrix of this model has {matrix.inputs:,} inputs, and sums "
+            f"of more than {MOST_INT8_INPUTS:,} products may not fit in 32 bits; leave it out"
         )
     tiles = _arena.empty((native.splitflap_int8_size(*shape),), torch.int8)
     padded = native.splitflap_int8_scales(matrix.outputs)

@@ -9,7 +9,14 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.interface import DecoderLayer, DecoderWeights, Kernels, Linear, Vocabulary
+from kernels.interface import (
+    DecoderLayer,
+    DecoderWeights,
+    Kernels,
+    Linear,
+    Quantization,
+    Vocabulary,
+)
 from kernels.select import select_kernels, select_kv_dtype
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
@@ -51,13 +58,14 @@ def load_model(
     device: torch.device,
     progress: Progress,
     kv_cache_dtype: str = "auto",
+    quantization: Quantization | None = None,
 ) -> Llama:
     """Load the model of `source`; `progress` hears "loading weights 41 %".
 
     Raises: StartError naming the file, tensor or field that is missing, wrong or not supported, or
         the device or a dtype that there are no kernels for.
     """
-    kernels = select_kernels(device, dtype)
+    kernels = select_kernels(device, dtype, quantization)
     return load_onto(kernels, source, progress, select_kv_dtype(kernels, kv_cache_dtype))
 
 
