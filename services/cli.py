@@ -31,13 +31,14 @@ USAGE: Final = """usage: splitflap COMMAND [settings]
   gateway     HTTP and server-sent events; needs a scheduler
   scheduler   blocks, queues and plans; gateways and an executor come to it
   executor    the model and its KV pool; needs a scheduler
+  keys        make API keys for clients, and keys for links beyond one machine
   bench       load any OpenAI-compatible server and report how fast it is
   version     print the version
 
 Each command lists its settings with --help.
 """
 
-COMMANDS: Final = ("up", "gateway", "scheduler", "executor", "bench", "version")
+COMMANDS: Final = ("up", "gateway", "scheduler", "executor", "keys", "bench", "version")
 _OTHER_NAMES: Final = {"serve": "up", "start": "up", "run": "up"}
 
 _Settings = TypeVar("_Settings", bound="CommonSettings")
@@ -83,6 +84,12 @@ def _bench(arguments: Sequence[str]) -> int:
     return bench(arguments)
 
 
+def _keys(arguments: Sequence[str]) -> int:
+    from services.keys import main as keys
+
+    return keys(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 2 (cannot start as configured) or 70 (our bug).
 
@@ -119,6 +126,8 @@ def _carry_out(command: str, rest: Sequence[str]) -> int:
             return 0
         case "bench":
             return _bench(rest)
+        case "keys":
+            return _keys(rest)
         case "up" | "gateway" | "scheduler" | "executor":
             return _service(command, rest)
     sys.stderr.write(f"splitflap: {_no_command(command)}\n{USAGE}")

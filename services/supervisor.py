@@ -233,7 +233,8 @@ async def _announce(settings: UpSettings, model: str, started: float) -> None:
     if settings.log_format == "json":
         _log.info("ready", url=url, model=model, took_s=round(took_s, 1))
         return
-    sys.stdout.write(banner(url, model, took_s, needs_key=bool(settings.api_key)))
+    needs_key = bool(settings.api_key or settings.api_key_file)
+    sys.stdout.write(banner(url, model, took_s, needs_key=needs_key))
     sys.stdout.flush()
 
 

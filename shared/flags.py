@@ -63,7 +63,9 @@ def _entry(name: str, field: FieldInfo, columns: int) -> list[str]:
     head = f"  {_flag(name)} {_metavar(field.annotation)}".rstrip()
     told = field.description or ""
     default = field.get_default(call_default_factory=True)
-    if default is True:
+    if field.is_required():
+        told += " (required)"
+    elif default is True:
         told += f" (default: on; off with --no-{_flag(name)[2:]})"
     elif default is not None and default is not False and default != ():
         told += f" (default: {default})"

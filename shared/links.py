@@ -11,6 +11,7 @@ import fcntl
 import ipaddress
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ import zmq
 import zmq.asyncio
 
 from shared.codec import MAX_MESSAGE_BYTES, decode, encode
+from shared.curve import KEY_DIR_FLAG, ClientKeys, ServerKeys, arm
 from shared.errors import StartError, WireError
 from shared.logs import get_logger
 from shared.metrics import MESSAGES_UNSENT, count_dropped
@@ -30,13 +32,14 @@ HIGH_WATER_MARK: Final = 4096  # messages queued for one peer
 LONG_MESSAGE_BYTES: Final = 2**17  # some milliseconds of decoding
 LINGER_MS: Final = 500  # how long a closing socket tries to get its last messages out
 RECONNECT_MS: Final = 100
+CONNECT_AGAIN_S: Final = 1.0  # after a handshake that failed
 RUN_FOLDER_PREFIX: Final = "splitflap-run-"  # folders of one `splitflap up`
 
 _log = get_logger("links")
 _In = TypeVar("_In")
 
 
-def check_endpoint(endpoint: str, flag: str) -> None:
+def check_endpoint(endpoint: str, flag: str, *, has_keys: bool = False) -> None:
     """Refuse an endpoint that cannot work or would be open to the network.
 
     Raises: StartError naming `flag`.
@@ -50,25 +53,34 @@ def check_endpoint(endpoint: str, flag: str) -> None:
                 f"{MAX_IPC_PATH_BYTES} bytes (this one has {size}); choose a shorter one"
             )
     elif scheme == "tcp":
-        _check_tcp(endpoint, flag)
+        _check_tcp(endpoint, flag, has_keys)
     else:
         raise StartError(f"{flag} {endpoint}: use ipc:///absolute/path or tcp://127.0.0.1:port")
 
 
-def _check_tcp(endpoint: str, flag: str) -> None:
+def _check_tcp(endpoint: str, flag: str, has_keys: bool) -> None:
     try:
         parts = urlsplit(endpoint)
         host, port = parts.hostname, parts.port
-        loopback = host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:
-        host, port, loopback = None, None, False
-    if port is None:
-        raise StartError(f"{flag} {endpoint}: a tcp endpoint is tcp://address:port")
-    if not loopback:
+        host, port = None, None
+    if not host or not port or endpoint.rpartition(":")[2] != str(port):
         raise StartError(
-            f"{flag} {endpoint}: the step and request links carry no keys, so tcp is for loopback "
-            f"only; {host} is not a loopback address: use tcp://127.0.0.1:{port} or ipc://"
+            f"{flag} {endpoint}: a tcp endpoint is tcp://address:port, the port 1 to 65535"
         )
+    if not has_keys and not _is_loopback(host):
+        raise StartError(
+            f"{flag} {endpoint}: {host} is beyond loopback, where anybody could read prompts and "
+            f"send plans: make keys with `splitflap keys curve --out DIR` and give {KEY_DIR_FLAG} "
+            f"to scheduler, executor and gateways; or use tcp://127.0.0.1:{port} or ipc://"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: it may be anybody's
+        return False
 
 
 class _Link(Generic[_In]):
@@ -135,12 +147,18 @@ class Dealer(_Link[_In]):
         accepted: Sequence[type[_In]],
         identity: bytes,
         flag: str = "endpoint",
+        keys: ClientKeys | None = None,
     ) -> None:
-        check_endpoint(endpoint, flag)
+        check_endpoint(endpoint, flag, has_keys=keys is not None)
+        if endpoint.startswith("tcp://*:"):
+            raise StartError(f"{flag} {endpoint}: say where the scheduler is, not where it listens")
         super().__init__(name, zmq.DEALER, accepted, endpoint)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a peer that is not there
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._endpoint = endpoint
+        self._handshakes = arm(name, self._context, self._socket, keys)
+        self._connected_at = time.monotonic()
         self._socket.connect(endpoint)
 
     def send(self, message: object) -> bool:
@@ -148,7 +166,19 @@ class Dealer(_Link[_In]):
 
         Raises: WireError if the message has no wire form.
         """
+        if self._handshakes.has_failed:
+            self._connect_again()
         return self._try_send([encode(message)])
+
+    def _connect_again(self) -> None:
+        """After a handshake that failed libzmq may never try again by itself."""
+        now = time.monotonic()
+        if now - self._connected_at >= CONNECT_AGAIN_S:
+            self._connected_at = now
+            self._handshakes.has_failed = False
+            with contextlib.suppress(zmq.ZMQError):  # given up already
+                self._socket.disconnect(self._endpoint)
+            self._socket.connect(self._endpoint)
 
     async def receive(self) -> _In:
         """The next valid message. One that takes long to read is read in a thread."""
@@ -169,12 +199,20 @@ class Router(_Link[_In]):
     """
 
     def __init__(
-        self, name: str, endpoint: str, accepted: Sequence[type[_In]], flag: str = "endpoint"
+        self,
+        name: str,
+        endpoint: str,
+        accepted: Sequence[type[_In]],
+        flag: str = "endpoint",
+        keys: ServerKeys | None = None,
     ) -> None:
+        check_endpoint(endpoint, flag, has_keys=keys is not None)
         self._path = _claim(endpoint, flag)
         super().__init__(name, zmq.ROUTER, accepted, endpoint)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if keys is not None:
+            arm(name, self._context, self._socket, keys)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -228,7 +266,6 @@ class _IpcPath:
 
 def _claim(endpoint: str, flag: str) -> _IpcPath | None:
     """Take the path of an ipc endpoint: zmq itself would silently steal it from a live owner."""
-    check_endpoint(endpoint, flag)
     if not endpoint.startswith("ipc://"):
         return None
     path = Path(endpoint.removeprefix("ipc://"))

@@ -26,6 +26,12 @@ MESSAGES_UNSENT: Final = Counter(
     ["link"],
     registry=REGISTRY,
 )
+PEERS_REFUSED: Final = Counter(
+    PREFIX + "peers_refused",
+    "Tries to connect that failed at CURVE keys, by reason",
+    ["link", "reason"],
+    registry=REGISTRY,
+)
 
 
 def count_dropped(link: str, error: WireError) -> None:

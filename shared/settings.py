@@ -75,6 +75,13 @@ class CommonSettings(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         "console", description="lines for people, or JSON for machines; always on stderr"
     )
+    curve_key_dir: Path | None = Field(
+        None,
+        description=(
+            "this process's CURVE keys and its peers', made by `splitflap keys curve`; with them "
+            "the endpoints may be tcp:// beyond loopback; default: no keys"
+        ),
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -103,7 +110,9 @@ class GatewaySettings(CommonSettings):
     port: Port = Field(8000, description="port to listen on")
     request_endpoint: str = Field(
         default_factory=lambda: _endpoint("requests.ipc"),
-        description="where the scheduler listens for gateways (ipc:// or tcp:// on loopback)",
+        description=(
+            "where the scheduler listens for gateways (ipc://, or tcp:// on loopback or with keys)"
+        ),
     )
     max_body_bytes: Positive = Field(4 * 2**20, description="largest request body")
     request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
@@ -113,6 +122,13 @@ class GatewaySettings(CommonSettings):
         description=(
             "clients must send one of these as a bearer token, except to /health; repeat it for "
             "several, or give SPLITFLAP_API_KEY them with commas between, where ps shows none"
+        ),
+    )
+    api_key_file: Path | None = Field(
+        None,
+        description=(
+            "more such keys, hashed, with names and limits (`splitflap keys api` makes them); "
+            "SIGHUP reads it again"
         ),
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(origins)] = Field(
@@ -132,11 +148,11 @@ class SchedulerSettings(CommonSettings):
 
     request_endpoint: str = Field(
         default_factory=lambda: _endpoint("requests.ipc"),
-        description="where to listen for gateways (ipc:// or tcp:// on loopback)",
+        description="where to listen for gateways (ipc://, or tcp:// on loopback or with keys)",
     )
     step_endpoint: str = Field(
         default_factory=lambda: _endpoint("steps.ipc"),
-        description="where to listen for the executor (ipc:// or tcp:// on loopback)",
+        description="where to listen for the executor (ipc://, or tcp:// on loopback or with keys)",
     )
     max_num_seqs: Positive = Field(256, description="most sequences that run at once")
     max_num_batched_tokens: Positive = Field(512, description="most tokens one step computes")
@@ -344,6 +360,7 @@ _WORDS: Final = {
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "bool_parsing": "must be true or false",
+    "missing": "must be given",
 }
 """pydantic's kinds of errors that settings can have, in our words."""
 
@@ -361,7 +378,8 @@ def _explain(error: ValidationError) -> str:
             lines.append(message)
             continue
         flag = "--" + str(problem["loc"][0]).replace("_", "-")
-        given = "" if problem["loc"][0] in _SECRET else f" {_written(problem['input'])}"
+        has_value = problem["type"] != "missing" and problem["loc"][0] not in _SECRET
+        given = f" {_written(problem['input'])}" if has_value else ""
         lines.append(f"{flag}{given}: {message}")
     return "; ".join(lines)
 

@@ -3,6 +3,7 @@
 Nothing here asks which GPU it is but the choice of tiles, and whether the hardware knows e4m3.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ from kernels.reference import ReferenceKernels, rotated
 from kernels.triton_gpu import blocks
 from kernels.triton_gpu.attention import DeviceWork, Scores, attend
 from kernels.triton_gpu.blocks import KEYS, VALUES, Layout, layer_of
+from kernels.triton_gpu.step import DeviceBatch, StepLayout
 from kernels.triton_gpu.tiles import (
     SHARED_A100,
     SHARED_MI300,
@@ -91,8 +93,9 @@ class TritonKernels:
 
     def allocate_swap_pool(self, spec: PoolSpec) -> Tensor:
         """The same in main memory, block-major; pinned, so that a GPU copies by itself."""
-        pool = blocks.allocate(self._checked(spec), Layout.BLOCK_MAJOR, torch.device("cpu"))
-        return pool.pin_memory() if spec.device.type == "cuda" else pool
+        is_pinned = spec.device.type == "cuda"
+        host = torch.device("cpu")
+        return blocks.allocate(self._checked(spec), Layout.BLOCK_MAJOR, host, is_pinned=is_pinned)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The weight as it is."""
@@ -135,7 +138,12 @@ class TritonKernels:
         readable = self._readable(pool)
         keys, values = layer_of(readable, layer, KEYS), layer_of(readable, layer, VALUES)
         scores = Scores(scale * key_scale, value_scale, soft_cap, window or 0, slopes)
-        for work in self._works(batch, queries, pool, window or 0):
+        works = (
+            batch.works[window or 0]
+            if isinstance(batch, DeviceBatch)
+            else self._works(batch, queries, pool, window or 0)
+        )
+        for work in works:
             attend(out, queries, keys, values, batch.block_tables, work, scores)
         return out
 
@@ -170,6 +178,27 @@ class TritonKernels:
         """There is none yet."""
         return None
 
+    def step_layout(
+        self, shape: ModelShape, kv_dtype: torch.dtype, windows: Iterable[int | None]
+    ) -> StepLayout:
+        """How steps of a model are laid out for the device.
+
+        Args:
+            kv_dtype: of its pool.
+            windows: of its layers, as in `DecoderLayer`.
+        """
+        group = shape.num_heads // shape.num_kv_heads
+        decode, prefill = self._tiles(shape.head_dim, group, self.dtype.itemsize, kv_dtype.itemsize)
+        every = tuple(dict.fromkeys(window or 0 for window in windows))
+        return StepLayout(shape.num_heads, shape.head_dim, group, decode, prefill, every)
+
+    def _tiles(self, head_dim: int, group: int, bytes_: int, kv_bytes: int) -> tuple[Tile, Tile]:
+        """Of decode and of prefill."""
+        return (
+            decode_tile(head_dim, bytes_, kv_bytes, group),
+            prefill_tile(head_dim, bytes_, group, self._gpu.shared_bytes),
+        )
+
     def _checked(self, spec: PoolSpec) -> PoolSpec:
         if spec.dtype not in self.kv_dtypes:
             raise ValueError(f"a pool of {spec.dtype}: these kernels store {self.kv_dtypes}")
@@ -188,9 +217,8 @@ class TritonKernels:
     ) -> tuple[DeviceWork, ...]:
         """The work of a batch, made once for all layers of a step that share a window."""
         heads, head_dim = queries.shape[1:]
-        group, bytes_ = heads // pool.shape[2], queries.element_size()
-        decode = decode_tile(head_dim, bytes_, pool.element_size(), group)
-        prefill = prefill_tile(head_dim, bytes_, group, self._gpu.shared_bytes)
+        group = heads // pool.shape[2]
+        decode, prefill = self._tiles(head_dim, group, queries.element_size(), pool.element_size())
         key = (heads, head_dim, group, window, decode, prefill)
         if self._step is None or self._step.batch is not batch:
             self._step = _Step(batch, {})

@@ -29,14 +29,17 @@ class Layout(Enum):
     LAYER_MAJOR = "layer-major"
 
 
-def allocate(spec: PoolSpec, layout: Layout, device: torch.device) -> Tensor:
+def allocate(
+    spec: PoolSpec, layout: Layout, device: torch.device, *, is_pinned: bool = False
+) -> Tensor:
     """Memory for a pool, not cleared."""
     shape = spec.shape
     block = (shape.num_kv_heads, 2, spec.block_size, shape.head_dim)
     if layout is Layout.BLOCK_MAJOR:
         return torch.empty(
-            (spec.num_blocks, shape.num_layers, *block), dtype=spec.dtype, device=device
-        )
+            (spec.num_blocks, shape.num_layers, *block),
+            dtype=spec.dtype, device=device, pin_memory=is_pinned,
+        )  # fmt: skip
     return torch.empty(
         (shape.num_layers, spec.num_blocks, *block), dtype=spec.dtype, device=device
     ).transpose(0, 1)

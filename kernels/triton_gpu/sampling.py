@@ -35,7 +35,7 @@ class Draws:
     positions: Tensor
 
 
-def sample(logits: Tensor, draws: Draws, chunk: int = _CHUNK) -> Tensor:
+def sample(logits: Tensor, draws: Draws, chunk: int = _CHUNK, out: Tensor | None = None) -> Tensor:
     """Draw tokens by the rules of the executor's CPU sampler, with the same dice.
 
     Greedy is the same token. What top-k keeps is the same set. Sums are exact. Else a token may
@@ -45,9 +45,12 @@ def sample(logits: Tensor, draws: Draws, chunk: int = _CHUNK) -> Tensor:
 
     Args:
         logits: [num_logits, vocab_size] float32.
+        out: [n] int32 to write to; if None, it is made.
     Returns: [n] int32; -1 where the logits hold NaN, +inf or nothing finite.
     """
-    tokens = torch.empty(len(draws.rows), dtype=torch.int32, device=logits.device)
+    tokens = out
+    if tokens is None:
+        tokens = torch.empty(len(draws.rows), dtype=torch.int32, device=logits.device)
     if len(tokens):
         sample_kernel[(len(tokens),)](
             tokens, logits, draws.rows, draws.temperatures, draws.top_ks, draws.top_ps,

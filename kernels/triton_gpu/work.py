@@ -45,8 +45,8 @@ class StepWork:
 
 
 def step_work(
-    row_starts: Sequence[int],
-    context_lengths: Sequence[int],
+    row_starts: Sequence[int] | NDArray[np.int64],
+    context_lengths: Sequence[int] | NDArray[np.int64],
     window: int,
     tile_tokens: int,
     decode_keys: int,

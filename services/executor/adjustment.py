@@ -58,7 +58,7 @@ def adjust(row: NDArray[np.float32], sample: Sample) -> None:
             row.fill(-np.inf)
             row[allowed] = kept
         if draw.bad_words:
-            row[_completing(draw.bad_words, sample.history)] = -np.inf
+            row[completing(draw.bad_words, sample.history)] = -np.inf
     if sample.banned_ids:
         row[list(sample.banned_ids)] = -np.inf
 
@@ -78,7 +78,7 @@ def _penalise(
         row[answer] -= (counts * draw.frequency_penalty + draw.presence_penalty).astype(np.float32)
 
 
-def _completing(bad_words: tuple[Ids, ...], history: Ids) -> list[int]:
+def completing(bad_words: tuple[Ids, ...], history: Ids) -> list[int]:
     """The last token of each word whose other tokens end the history."""
     return [word[-1] for word in bad_words if _ends_with(history, word[:-1])]
 

@@ -11,8 +11,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from services.executor.adjustment import adjust, is_adjusted
+from services.executor.logprobs import Ask, answer, is_usable
+from shared.errors import InvariantBroken
+from shared.messages import PositionLogprobs, Sample
 from shared.sampling import DrawParams
 
+_AT_ONCE: Final = 64
+"""Most rows of which there are adjusted copies at one time."""
 _CHUNK: Final = 256
 """Masses are summed in chunks of so many tokens; only the one the die falls on is searched."""
 _GROUP_ELEMENTS: Final = 65_536
@@ -32,29 +38,66 @@ class NumpyDrawing:
     def draw(
         self,
         rows: Sequence[NDArray[np.float32]],
-        wishes: Sequence[DrawParams],
+        samples: Sequence[Sample],
         dice: NDArray[np.float64],
     ) -> list[int | None]:
         """As `Drawing` says."""
-        if not rows:
-            return []
-        tokens: list[int | None] = [None] * len(rows)
-        plain = []
+        tokens: list[int | None] = []
         with np.errstate(over="ignore", invalid="ignore"):
-            for i, (row, params) in enumerate(zip(rows, wishes, strict=True)):
-                if params.temperature == 0:
-                    tokens[i] = _greedy(row)
-                elif params.top_p < 1 or 0 < params.top_k < len(row):
-                    tokens[i] = _draw_ordered(row, params, float(dice[i]))
-                else:
-                    plain.append(i)
-            for group in _groups(plain, max(1, _GROUP_ELEMENTS // len(rows[0]))):
-                drawn = _draw_plain(
-                    np.stack([rows[i] for i in group]), [wishes[i] for i in group], dice[group]
-                )
-                for i, token in zip(group, drawn, strict=True):
-                    tokens[i] = token
+            for first in range(0, len(rows), _AT_ONCE):
+                part = slice(first, first + _AT_ONCE)
+                adjusted = [
+                    _adjusted(row, sample)
+                    for row, sample in zip(rows[part], samples[part], strict=True)
+                ]
+                tokens += _draw(adjusted, [wish_of(sample) for sample in samples[part]], dice[part])
         return tokens
+
+    def tell(self, asks: Sequence[Ask]) -> list[PositionLogprobs | None]:
+        """As `Drawing` says."""
+        return [answer(ask) if is_usable(ask.row) else None for ask in asks]
+
+
+def wish_of(sample: Sample) -> DrawParams:
+    """How to draw. Raises: InvariantBroken if the sample draws nothing."""
+    if sample.draw is None:
+        raise InvariantBroken(f"sample of sequence {sample.sequence_id} draws nothing")
+    return sample.draw
+
+
+def _adjusted(row: NDArray[np.float32], sample: Sample) -> NDArray[np.float32]:
+    """[vocab_size]: the row; if its sample adjusts it a copy, adjusted."""
+    if not is_adjusted(sample):
+        return row
+    if not is_usable(row):  # a NaN must not hide among what is excluded
+        return np.full_like(row, np.nan)
+    row = row.copy()
+    adjust(row, sample)
+    return row
+
+
+def _draw(
+    rows: Sequence[NDArray[np.float32]],
+    wishes: Sequence[DrawParams],
+    dice: NDArray[np.float64],
+) -> list[int | None]:
+    """A token for each row, [vocab_size], of which wishes only say how to draw it."""
+    tokens: list[int | None] = [None] * len(rows)
+    plain = []
+    for i, (row, params) in enumerate(zip(rows, wishes, strict=True)):
+        if params.temperature == 0:
+            tokens[i] = _greedy(row)
+        elif params.top_p < 1 or 0 < params.top_k < len(row):
+            tokens[i] = _draw_ordered(row, params, float(dice[i]))
+        else:
+            plain.append(i)
+    for group in _groups(plain, max(1, _GROUP_ELEMENTS // len(rows[0]))):
+        drawn = _draw_plain(
+            np.stack([rows[i] for i in group]), [wishes[i] for i in group], dice[group]
+        )
+        for i, token in zip(group, drawn, strict=True):
+            tokens[i] = token
+    return tokens
 
 
 def _groups(indexes: list[int], most: int) -> Iterator[list[int]]:

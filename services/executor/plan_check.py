@@ -8,7 +8,7 @@ cannot mix up two sequences.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +37,13 @@ class PlanLimits:
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """What the executor remembers of the last plan it ran: its number, and what it drew.
+    """What the executor remembers of the last plan it ran: its number, and who drew in it.
 
-    `tokens` holds each sequence's token, or None if its row failed.
+    A sequence whose row failed is among them: it should have drawn.
     """
 
     step_id: int
-    tokens: dict[SequenceId, int | None] = field(default_factory=dict)
+    drawing: AbstractSet[SequenceId] = frozenset()
 
 
 def check_plan(plan: StepPlan, limits: PlanLimits, last: LastStep | None) -> FlatRows:
@@ -181,7 +181,7 @@ def _check_tokens(
             raise BadPlan(
                 f"{_name(row)}: PREVIOUS means step {plan.step_id - 1}, the last to run is {ran}"
             )
-        if row.sequence_id not in last.tokens:
+        if row.sequence_id not in last.drawing:
             raise BadPlan(f"{_name(row)}: PREVIOUS, but step {last.step_id} drew nothing for it")
 
 

@@ -7,13 +7,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.logprobs import is_usable, likeliest, raw_logprobs
+from services.executor.logprobs import Ask
 from services.executor.sampler import Draw, NoToken, Sampler
 from shared.errors import ErrorCode
 from shared.ids import SequenceId
 from shared.messages import PREVIOUS, Row, RowError, Sample, Sampled, Scored
 
-_NOT_FINITE: Final = "its logits are not finite"
+NOT_FINITE: Final = "its logits are not finite"
 _ALL_EXCLUDED: Final = (
     "no token is left to draw: logit_bias, allowed_token_ids, bad_words and the stop tokens that "
     "min_tokens forbids exclude all of them"
@@ -45,7 +45,7 @@ def read_out(
     """
     sampling = [row for row in rows if row.samples]
     errors: dict[SequenceId, RowError] = {}
-    scored = list(_scores(rows, logits[len(sampling) :], errors))
+    scored = list(_scores(sampler, rows, logits[len(sampling) :], errors))
     draws = [
         Draw(index, row.first_position + len(row.token_ids), _told(row, sample, previous))
         for index, row in enumerate(sampling)
@@ -74,44 +74,43 @@ def _samples(
     errors: dict[SequenceId, RowError],
 ) -> Iterator[tuple[SequenceId, Sampled]]:
     """Each sample's outcome, with the name of its row; failed rows go into `errors`."""
-    tokens = iter(sampler.draw(logits, [draw for draw in draws if draw.sample.draw is not None]))
-    for draw in draws:
-        name, sample, row = sampling[draw.row].sequence_id, draw.sample, logits[draw.row]
-        token = _report(row, sample) if sample.draw is None else next(tokens)
-        if isinstance(token, Sampled):
-            yield name, token
-        elif token is NoToken.NOT_FINITE:
-            errors[name] = RowError(name, _NOT_FINITE)
+    drawn = iter(sampler.draw(logits, [draw for draw in draws if draw.sample.draw is not None]))
+    tokens = [None if draw.sample.draw is None else next(drawn) for draw in draws]
+    asks = [_ask(logits[draw.row], draw, token) for draw, token in zip(draws, tokens, strict=True)]
+    answers = iter(sampler.tell([ask for ask in asks if ask is not None]))
+    for draw, token, ask in zip(draws, tokens, asks, strict=True):
+        name, sample = sampling[draw.row].sequence_id, draw.sample
+        told = None if ask is None else next(answers)
+        if token is NoToken.NOT_FINITE or (ask is not None and told is None):
+            errors[name] = RowError(name, NOT_FINITE)
         elif token is NoToken.ALL_EXCLUDED:
             errors.setdefault(name, RowError(name, _ALL_EXCLUDED, ErrorCode.INVALID))
         else:
-            told = None if sample.num_top is None else raw_logprobs(row, token, sample.num_top)
             yield name, Sampled(sample.sequence_id, token, told)
 
 
-def _report(row: NDArray[np.float32], sample: Sample) -> Sampled | NoToken:
-    """What a sample that draws nothing is told of a row, [vocab_size]."""
-    if not is_usable(row):
-        return NoToken.NOT_FINITE
-    return Sampled(sample.sequence_id, None, likeliest(row, sample.num_top or 1))
+def _ask(row: NDArray[np.float32], draw: Draw, token: int | NoToken | None) -> Ask | None:
+    """What is to be told of a row, [vocab_size], once it is drawn from."""
+    if isinstance(token, NoToken) or (token is not None and draw.sample.num_top is None):
+        return None
+    return Ask(row, token, draw.sample.num_top or int(token is None))
 
 
 def _scores(
-    rows: Sequence[Row], logits: NDArray[np.float32], errors: dict[SequenceId, RowError]
+    sampler: Sampler,
+    rows: Sequence[Row],
+    logits: NDArray[np.float32],
+    errors: dict[SequenceId, RowError],
 ) -> Iterator[Scored]:
     """Each row's score, from [num_scored, vocab_size] logits; failed rows go into `errors`."""
+    scores = [(row.sequence_id, row.score) for row in rows if row.score is not None]
+    wanted = [(token_id, score.num_top) for _, score in scores for token_id in score.token_ids]
+    asks = [Ask(place, *each) for place, each in zip(logits, wanted, strict=True)]
+    answers = sampler.tell(asks)
     start = 0
-    for row in rows:
-        if row.score is None:
-            continue
-        score, name = row.score, row.sequence_id
-        places = logits[start : start + len(score.token_ids)]
-        start += len(places)
-        if not all(is_usable(place) for place in places):
-            errors[name] = RowError(name, _NOT_FINITE)
-            continue
-        told = [
-            raw_logprobs(place, token_id, score.num_top)
-            for place, token_id in zip(places, score.token_ids, strict=True)
-        ]
-        yield Scored(name, score.first_position, tuple(told))
+    for name, score in scores:
+        told = answers[start : (start := start + len(score.token_ids))]
+        if None in told:
+            errors[name] = RowError(name, NOT_FINITE)
+        else:
+            yield Scored(name, score.first_position, tuple([each for each in told if each]))

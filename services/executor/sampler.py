@@ -19,24 +19,19 @@ C++ (native_drawing.py) and NumPy (numpy_drawing.py) draw the same. A token of l
 is never drawn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.adjustment import adjust, is_adjusted
-from services.executor.logprobs import is_usable
-from services.executor.numpy_drawing import NumpyDrawing
+from services.executor.logprobs import Ask, is_usable
+from services.executor.numpy_drawing import NumpyDrawing, wish_of
 from services.executor.philox import uniforms
-from shared.errors import InvariantBroken
-from shared.messages import Sample
+from shared.messages import PositionLogprobs, Sample
 from shared.sampling import DrawParams
-
-_AT_ONCE: Final = 64
-"""Most rows of which there are adjusted copies at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +45,7 @@ class Draw:
     @property
     def params(self) -> DrawParams:
         """How to draw. Raises: InvariantBroken if the sample draws nothing."""
-        if self.sample.draw is None:
-            raise InvariantBroken(f"sample of sequence {self.sample.sequence_id} draws nothing")
-        return self.sample.draw
+        return wish_of(self.sample)
 
 
 class NoToken(Enum):
@@ -63,20 +56,27 @@ class NoToken(Enum):
 
 
 class Drawing(Protocol):
-    """What draws, once the logits are adjusted and the dice are thrown."""
+    """What adjusts logits and draws from them once the dice are thrown, and tells what they say."""
 
     def draw(
         self,
         rows: Sequence[NDArray[np.float32]],
-        wishes: Sequence[DrawParams],
+        samples: Sequence[Sample],
         dice: NDArray[np.float64],
     ) -> list[int | None]:
-        """One token id for each row, or None if the row is no distribution.
+        """One token id for each row, or None if there is none to draw.
 
         Args:
             rows: [n] of [vocab_size], contiguous, left as they are.
-            wishes: [n], of which only temperature, top_k, top_p and min_p count.
+            samples: [n], each with a `draw`.
             dice: [n], each in [0, 1).
+        """
+
+    def tell(self, asks: Sequence[Ask]) -> list[PositionLogprobs | None]:
+        """The answer to each ask, or None if its row is no distribution.
+
+        Args:
+            asks: their rows all as long, contiguous.
         """
 
 
@@ -94,35 +94,20 @@ class Sampler:
             logits: [num_logits, vocab_size], left as they are.
             draws: any number for any row; the history of their samples holds no PREVIOUS.
         """
-        return [
-            _why(logits[draw.row]) if token is None else token
-            for draw, token in zip(draws, self._tokens(logits, draws), strict=True)
-        ]
-
-    def _tokens(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> Iterator[int | None]:
         dice = uniforms(
             [draw.sample.seed for draw in draws],
             [draw.sample.index for draw in draws],
             [draw.position for draw in draws],
         )
-        for start in range(0, len(draws), _AT_ONCE):
-            group = draws[start : start + _AT_ONCE]
-            rows = [_row(logits, draw) for draw in group]
-            wishes = [draw.params for draw in group]
-            yield from self._drawing.draw(rows, wishes, dice[start : start + _AT_ONCE])
+        rows = [logits[draw.row] for draw in draws]
+        tokens = self._drawing.draw(rows, [draw.sample for draw in draws], dice)
+        return [
+            _why(row) if token is None else token for row, token in zip(rows, tokens, strict=True)
+        ]
 
-
-def _row(logits: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
-    """[vocab_size]: the draw's logits; if its sample adjusts them a copy, adjusted."""
-    row: NDArray[np.float32] = logits[draw.row]
-    if not is_adjusted(draw.sample):
-        return row
-    if not is_usable(row):  # a NaN must not hide among what is excluded
-        return np.full_like(row, np.nan)
-    row = row.copy()
-    with np.errstate(over="ignore", invalid="ignore"):
-        adjust(row, draw.sample)
-    return row
+    def tell(self, asks: Sequence[Ask]) -> list[PositionLogprobs | None]:
+        """The answer to each ask, or None if its row is no distribution."""
+        return self._drawing.tell(asks) if asks else []
 
 
 def _why(row: NDArray[np.float32]) -> NoToken:

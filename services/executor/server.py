@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 import torch
 
 from services.executor.costs import measure_costs
-from services.executor.interpreter import Interpreter
+from services.executor.interpreter import Interpreter, Pending
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.model.toy import ToyModel
@@ -26,6 +27,7 @@ from services.executor.sizing import (
 )
 from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
 from services.executor.swap_space import SwapPlan, SwapWishes, plan_swap_space
+from shared.curve import client_keys
 from shared.errors import SplitflapError, StartError
 from shared.liveness import new_boot
 from shared.logs import get_logger
@@ -37,6 +39,10 @@ _CPU: Final = torch.device("cpu")
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _LONGEST_WAIT_S: Final = 0.5
+_MOST_PENDING: Final = 2
+"""Plans launched and not finished; a third waits. Only a GPU has more than none."""
+_GLANCE_S: Final = 0.0002
+"""While the GPU computes: how often to look whether it is done. The next plan is heard at once."""
 
 _log = get_logger("executor")
 
@@ -49,7 +55,11 @@ class Executor:
         self._boot = new_boot()
         self._errands: SimpleQueue[Errand] = SimpleQueue()
         self._link = StepLink(
-            settings.step_endpoint, self._boot, self._errands, settings.metrics_port
+            settings.step_endpoint,
+            self._boot,
+            self._errands,
+            settings.metrics_port,
+            client_keys(settings.curve_key_dir, "executor"),
         )
         self.is_loading = True
 
@@ -178,23 +188,33 @@ class Executor:
         return costs
 
     def _work(self, interpreter: Interpreter) -> None:
+        pending: deque[tuple[int, Pending]] = deque()
+
+        def tell_first() -> None:
+            adoption, first = pending.popleft()
+            self._link.send(adoption, interpreter.finish(first))
+
         while True:
-            match self._next_errand():
+            while pending and (len(pending) == _MOST_PENDING or pending[0][1].is_done()):
+                tell_first()
+            match self._next_errand(_GLANCE_S if pending else _LONGEST_WAIT_S):
                 case Run(adoption, plan):
                     if self._link.is_current(adoption):
-                        self._link.send(adoption, interpreter.run(plan))
+                        pending.append((adoption, interpreter.launch(plan)))
                 case StartOver():
                     interpreter.forget()
                 case Stop(error):
                     if error is not None:
                         raise error
+                    while pending:
+                        tell_first()
                     return
 
-    def _next_errand(self) -> Errand:
-        while True:
-            # Python handles a signal that comes just before a wait only after it: wait in pieces.
-            with contextlib.suppress(Empty):
-                return self._errands.get(timeout=_LONGEST_WAIT_S)
+    def _next_errand(self, longest_s: float) -> Errand | None:
+        # Python handles a signal that comes just before a wait only after it: wait in pieces.
+        with contextlib.suppress(Empty):
+            return self._errands.get(timeout=longest_s)
+        return None
 
 
 def _fastest_drawing(source: ModelSource) -> Drawing | None:

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import uvloop
 
 from services.executor.adoption import Adoption
+from shared.curve import ClientKeys
 from shared.ids import Boot
 from shared.links import Dealer
 from shared.liveness import HEARTBEAT_S
@@ -67,6 +68,7 @@ class StepLink:
         boot: this process life.
         errands: where plans and news go, in the order they came.
         metrics_port: serve /metrics there, if given.
+        keys: CURVE keys, if the scheduler has any.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class StepLink:
         boot: Boot,
         errands: "SimpleQueue[Errand]",
         metrics_port: int | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._boot = boot
         self._errands = errands
         self._metrics_port = metrics_port
+        self._keys = keys
         self._phase = "starting"
         self._ready: ExecutorReady | None = None
         self._adoption = Adoption(checked_at=time.monotonic())
@@ -146,7 +150,7 @@ class StepLink:
         page = await serve_metrics("127.0.0.1", port) if port else None
         identity = f"executor-{self._boot:016x}".encode()
         self._dealer = Dealer[StepCommand](
-            "step", self._endpoint, TO_EXECUTOR, identity, "--step-endpoint"
+            "step", self._endpoint, TO_EXECUTOR, identity, "--step-endpoint", self._keys
         )
         try:
             with self._dealer:

@@ -23,6 +23,7 @@ from services.gateway.readiness import LinkTimes
 from services.gateway.request_reading import HttpLimits
 from services.gateway.routes import Routes
 from services.gateway.tokenizer import load_tokenizer
+from shared.curve import client_keys
 from shared.errors import StartError
 from shared.logs import get_logger
 from shared.model_source import find_model
@@ -56,13 +57,17 @@ class Gateway:
         self._settings = settings
         self._clock_times = ClockTimes(settings.request_read_timeout_s, stall_s)
         self._link = SchedulerLink(
-            settings.request_endpoint, source.name, tokenizer.vocab_size, link_times
+            settings.request_endpoint,
+            source.name,
+            tokenizer.vocab_size,
+            link_times,
+            client_keys(settings.curve_key_dir, "gateway"),
         )
         limits = HttpLimits(
             settings.max_body_bytes, settings.request_read_timeout_s, settings.ping_interval_s
         )
         names = (settings.served_model_name or source.name,)
-        self._keys = ApiKeys(settings.api_key)
+        self._keys = ApiKeys(settings.api_key, settings.api_key_file)
         self._origins = AllowedOrigins(settings.allowed_origins)
         self._routes = Routes(
             tokenizer,
@@ -82,6 +87,11 @@ class Gateway:
     def link(self) -> SchedulerLink:
         """The connection to the scheduler."""
         return self._link
+
+    @property
+    def keys(self) -> ApiKeys:
+        """Who may ask."""
+        return self._keys
 
     @property
     def address(self) -> tuple[str, int]:
@@ -177,6 +187,8 @@ async def serve(settings: GatewaySettings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave.set)
+        if settings.api_key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, gateway.keys.reload)
         await gateway.start()
         host, port = gateway.address
         gc.freeze()  # what is here to stay is not looked through again: that took 40 ms each time

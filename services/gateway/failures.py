@@ -141,11 +141,23 @@ def no_key() -> Failure:
 
 def wrong_key() -> Failure:
     """A key that is not good; it is told to nobody."""
-    return _unauthorized("incorrect API key: send one of this server's (its --api-key)")
+    return _unauthorized(
+        "incorrect API key: send one of this server's (its --api-key or --api-key-file)"
+    )
 
 
 def _unauthorized(message: str) -> Failure:
     return Failure(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def rate_limited(limit: str, what: str, wait_s: int) -> Failure:
+    """The key has reached one of its limits, by name."""
+    return Failure(
+        429,
+        f"this API key may ask {what} ({limit}); try again in {wait_s} s",
+        "rate_limit_exceeded",
+        headers={"Retry-After": str(min(wait_s, _LONGEST_WAIT_S))},
+    )
 
 
 def internal() -> Failure:

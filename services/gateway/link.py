@@ -15,6 +15,7 @@ from prometheus_client import Counter
 from services.gateway.answer_stream import AnswerStream
 from services.gateway.pins import GatewayPins
 from services.gateway.readiness import LinkTimes, Readiness
+from shared.curve import ClientKeys
 from shared.errors import ErrorCode
 from shared.ids import RequestId
 from shared.links import Dealer
@@ -61,7 +62,12 @@ class SchedulerLink:
     """One gateway life's connection to the scheduler."""
 
     def __init__(
-        self, endpoint: str, model: str, vocab_size: int, times: LinkTimes | None = None
+        self,
+        endpoint: str,
+        model: str,
+        vocab_size: int,
+        times: LinkTimes | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.boot = new_boot()
         self._times = times or LinkTimes()
@@ -72,6 +78,7 @@ class SchedulerLink:
             TO_GATEWAY,
             identity=b"g" + self.boot.to_bytes(8, "little"),
             flag="--request-endpoint",
+            keys=keys,
         )
         self.pins = GatewayPins(self._dealer.send)
         self._streams: dict[RequestId, AnswerStream] = {}

@@ -12,6 +12,7 @@ from aiohttp import web
 from services.gateway import failures, gauges
 from services.gateway.connection_clock import clock_of
 from services.gateway.failures import Failure
+from services.gateway.keys import KEY_NAME
 from services.gateway.routes import OUTCOME, REQUEST_ID
 from shared.errors import RequestError
 from shared.logs import get_logger
@@ -88,6 +89,7 @@ def _note(request: web.Request, status: int, began: float) -> None:
         path=request.path[:200],
         status=status,
         duration_ms=round(seconds * 1e3, 1),
+        key=request.get(KEY_NAME),
         client_request_id=sent if sent == request[REQUEST_ID] else None,  # left out of the line
         **outcome,
     )

@@ -24,7 +24,7 @@ _WHY: Final = {
     413: "the body is too large",
     415: "the body is no application/json in UTF-8, plain, gzip or deflate",
     417: "an Expect that is not 100-continue",
-    429: "too many requests wait, or a prefix finds no room now; try again later",
+    429: "too many requests wait, a prefix finds no room now, or the key's limit is reached",
     500: "the server failed on this request",
     503: "not ready, or no longer",
 }
@@ -81,6 +81,8 @@ def document(facts: Facts) -> dict[str, Any]:
             if facts.needs_key and path not in OPEN_TO_ALL:
                 operation["security"] = [{"key": []}]
                 operation["responses"]["401"] = _failure(401)
+                if method == "post":
+                    operation["responses"]["429"] = _failure(429)
     components: dict[str, Any] = {"schemas": schemas_of(facts)}
     if facts.needs_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -17,7 +17,7 @@ from services.gateway.body_fields import unknown
 from services.gateway.call import Call
 from services.gateway.conversation import chat_of
 from services.gateway.encoding import Encoder
-from services.gateway.keys import KEY_HASH
+from services.gateway.keys import ALLOWANCE, KEY_HASH
 from services.gateway.models import ServedModels
 from services.gateway.openai import validate
 from services.gateway.pins import GatewayPins
@@ -71,6 +71,7 @@ class PrefixRoutes:
         self._models.named(call.model)
         welcome = self._welcome()
         _, (prompt,) = await asyncio.to_thread(self._encoder.encode, call, welcome)
+        request[ALLOWANCE].admit_prompt(len(prompt.token_ids))
         welcome = self._welcome()
         context = {"name": name, "created": int(now_s())}
         pin = Pin(

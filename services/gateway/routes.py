@@ -13,7 +13,7 @@ from services.gateway.call import Call
 from services.gateway.chat import ChatTemplate
 from services.gateway.encoding import Encoder
 from services.gateway.generation import Generation
-from services.gateway.keys import KEY_HASH
+from services.gateway.keys import ALLOWANCE, KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
 from services.gateway.openapi import document
@@ -113,6 +113,8 @@ class Routes:
         )
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
         generation.call = replace(call, sampling=sampling)
+        allowance = request[ALLOWANCE]
+        allowance.admit_prompt(sum([len(prompt.token_ids) for prompt in prompts]))
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler
         try:
             await generation.start(prompts, welcome.eos_token_ids, request[KEY_HASH])
@@ -124,6 +126,7 @@ class Routes:
             return response
         finally:
             generation.release()
+            allowance.spend(generation.num_tokens)
             request[OUTCOME] = _outcome(generation)
 
     def _welcome(self) -> Welcome:

@@ -37,6 +37,7 @@ from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
 from services.scheduler.report import report_every_so_often
 from services.scheduler.step_seconds import StepSeconds
+from shared.curve import server_keys
 from shared.errors import InvariantBroken, WireError
 from shared.ids import Boot
 from shared.links import Router
@@ -312,10 +313,18 @@ async def serve(settings: SchedulerSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with (
         Router[GatewayMessage](
-            "request", settings.request_endpoint, TO_SCHEDULER, "--request-endpoint"
+            "request",
+            settings.request_endpoint,
+            TO_SCHEDULER,
+            "--request-endpoint",
+            server_keys(settings.curve_key_dir, "gateway"),
         ) as requests,
         Router[ExecutorMessage](
-            "step", settings.step_endpoint, FROM_EXECUTOR, "--step-endpoint"
+            "step",
+            settings.step_endpoint,
+            FROM_EXECUTOR,
+            "--step-endpoint",
+            server_keys(settings.curve_key_dir, "executor"),
         ) as steps,
     ):
         server = SchedulerServer(settings, requests, steps)

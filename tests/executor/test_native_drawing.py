@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from services.executor.numpy_drawing import NumpyDrawing
 from shared.sampling import DrawParams
 from tests.executor.drawings import DRAWINGS, MAKERS
+from tests.executor.plans import sample
 
 NATIVE = [name for name in DRAWINGS if name != "numpy"]
 
@@ -44,6 +45,10 @@ def row(kind, vocab_size, dice):
     return logits
 
 
+def draw(drawing, rows, wishes, dice):
+    return drawing.draw(rows, [sample(draw=wish) for wish in wishes], dice)
+
+
 WISHES = st.builds(
     DrawParams,
     temperature=st.sampled_from([0.0, 1e-300, 1e-3, 0.7, 1.0, 1.0, 5.0, 100.0]),
@@ -67,8 +72,8 @@ def test_they_draw_the_same(name, kind, vocab_size, seed, wishes):
     rows = [row(kind, vocab_size, dice) for _ in wishes]
     fallen = np.where(dice.random(len(wishes)) < 0.2, dice.choice(DICE), dice.random(len(wishes)))
     before = [each.copy() for each in rows]
-    drawn = MAKERS[name]().draw(rows, wishes, fallen)
-    assert drawn == NumpyDrawing().draw(rows, wishes, fallen)
+    drawn = draw(MAKERS[name](), rows, wishes, fallen)
+    assert drawn == draw(NumpyDrawing(), rows, wishes, fallen)
     assert all(map(np.array_equal, rows, before))
     assert all(np.isfinite(each[token]) for each, token in zip(rows, drawn, strict=True))
 
@@ -81,8 +86,8 @@ def test_dice_all_over_one_row_draw_the_same(name, kind):
     fallen = np.sort(np.random.default_rng(4).random(1_000))
     for wish in (DrawParams(), DrawParams(top_p=0.8), DrawParams(top_k=300, min_p=1e-3)):
         rows, wishes = [logits] * 1_000, [wish] * 1_000
-        drawn = MAKERS[name]().draw(rows, wishes, fallen)
-        assert drawn == NumpyDrawing().draw(rows, wishes, fallen)
+        drawn = draw(MAKERS[name](), rows, wishes, fallen)
+        assert drawn == draw(NumpyDrawing(), rows, wishes, fallen)
         assert drawn == sorted(drawn)
 
 
@@ -93,8 +98,8 @@ def test_a_real_vocabulary_is_drawn_from_alike(name, kind):
     wishes = [DrawParams(), DrawParams(top_p=0.9), DrawParams(top_k=50), DrawParams(top_k=2_000),
               DrawParams(temperature=0.7, top_k=900, top_p=0.8, min_p=0.01)]  # fmt: skip
     rows, fallen = [row(kind, 49_152, dice)] * len(wishes), dice.random(len(wishes))
-    drawn = MAKERS[name]().draw(rows, wishes, fallen)
-    assert drawn == NumpyDrawing().draw(rows, wishes, fallen)
+    drawn = draw(MAKERS[name](), rows, wishes, fallen)
+    assert drawn == draw(NumpyDrawing(), rows, wishes, fallen)
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -102,8 +107,8 @@ def test_rows_may_lie_anywhere(name):
     shelf = np.random.default_rng(5).standard_normal((20, 1_001)).astype(np.float32)
     rows, wishes = [shelf[i, i : i + 900] for i in range(20)], [DrawParams(top_p=0.9)] * 20
     fallen = np.random.default_rng(6).random(20)
-    drawn = MAKERS[name]().draw(rows, wishes, fallen)
-    assert drawn == NumpyDrawing().draw(rows, wishes, fallen)
+    drawn = draw(MAKERS[name](), rows, wishes, fallen)
+    assert drawn == draw(NumpyDrawing(), rows, wishes, fallen)
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

@@ -7,7 +7,7 @@ from shared.messages import PREVIOUS, Move, Score
 from shared.sampling import DrawParams
 from tests.executor.plans import LIMITS, plan, report, row, sample
 
-LAST = LastStep(step_id=4, tokens={1: 65, 2: None})
+LAST = LastStep(step_id=4, drawing={1, 2})
 
 
 def refusal(bad, last=None):

@@ -148,7 +148,7 @@ async def test_a_plan_that_breaks_takes_the_one_made_from_it_along_and_no_more(h
     def broken(self, logits, *_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("services.executor.interpreter.read_out", broken)
+    monkeypatch.setattr("services.executor.host_runner.read_out", broken)
     gate.may_end.set()
     await scheduler.until(lambda: len(scheduler.results) == 2, "both failures")
     one, two = scheduler.results

@@ -64,12 +64,37 @@ class Decoder(Structure):
     ]  # fmt: skip
 
 
+class Ids(Structure):
+    """A list of int32."""
+
+    _fields_: ClassVar = [("at", c_void_p), ("count", c_int64)]
+
+
+class Adjustment(Structure):
+    """What is done to a row of logits before a token is drawn from it."""
+
+    _fields_: ClassVar = [
+        ("biased", Ids), ("prompt", Ids), ("answer", Ids), ("allowed", Ids), ("excluded", Ids),
+        ("biases", c_void_p), ("frequency", c_double), ("presence", c_double),
+        ("repetition", c_double),
+    ]  # fmt: skip
+
+
 class Draw(Structure):
     """One token to draw."""
 
     _fields_: ClassVar = [
-        ("logits", c_void_p), ("die", c_double), ("top_p", c_double), ("top_k", c_int64),
-        ("temperature", c_float), ("min_p", c_float),
+        ("logits", c_void_p), ("adjustment", c_void_p), ("die", c_double), ("top_p", c_double),
+        ("top_k", c_int64), ("temperature", c_float), ("min_p", c_float),
+    ]  # fmt: skip
+
+
+class Ask(Structure):
+    """What is asked of a row of logits, and the answer."""
+
+    _fields_: ClassVar = [
+        ("logits", c_void_p), ("token", c_int64), ("num_top", c_int64), ("top", c_void_p),
+        ("total", c_int64), ("rank", c_int64), ("peak", c_double),
     ]  # fmt: skip
 
 
@@ -77,7 +102,7 @@ _SIZES: Final = sum(
     ctypes.sizeof(kind) * factor
     for kind, factor in (
         (Matrix, 1), (Pool, 100), (Batch, 10_000), (Layer, 1_000_000), (Decoder, 100_000_000),
-        (Draw, 10_000_000_000),
+        (Draw, 10**10), (Adjustment, 10**13), (Ask, 10**16),
     )
 )  # fmt: skip
 
@@ -106,6 +131,7 @@ _FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
     ),
     "splitflap_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]),
     "splitflap_draw": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int]),
+    "splitflap_tell": (c_int, [c_void_p, c_int64, c_int64, c_int]),
     "splitflap_write": (
         None,
         [c_int64, POINTER(Pool), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "likeliest.h"
 #include "sampling.h"
 #include "step.h"
 
@@ -40,6 +41,36 @@ auto with_types(int64_t is_bf16, const Pool& pool, F function) {
 
 enum Outcome : int { DONE = 0, NO_MEMORY = 1 };
 
+// A phase over `count` rows of logits, each read by a member of the team in memory of its own.
+template <class Reader, class F>
+struct Readings : Phase {
+    int64_t count, vocab_size, bytes;
+    char* memory;
+    F function;
+
+    explicit Readings(F function) : function(function) {}
+    int64_t num_chunks() const override { return count; }
+    void run(int64_t chunk, int member, bool) const override {
+        Reader reader(vocab_size, Room(memory + member * bytes));
+        function(reader, chunk);
+    }
+};
+
+template <class Reader, class F>
+Outcome with_rooms(int64_t count, int64_t vocab_size, int threads, F function) {
+    Turn turn(threads);
+    Readings<Reader, F> phase(function);
+    phase.count = count;
+    phase.vocab_size = vocab_size;
+    phase.bytes = Reader(vocab_size, Room(nullptr)).bytes;
+    workspace.begin();
+    workspace.plan(phase.memory, phase.bytes * turn.team.members());
+    phase.memory = workspace.settle();
+    if (!phase.memory) return NO_MEMORY;
+    turn.team.run(phase);
+    return DONE;
+}
+
 }  // namespace
 
 extern "C" {
@@ -47,7 +78,8 @@ extern "C" {
 // Struct sizes, so that a caller that sees others does not run.
 int64_t splitflap_abi() {
     return sizeof(Matrix) + 100 * sizeof(Pool) + 10000 * sizeof(Batch) + 1000000 * sizeof(Layer) +
-           100000000 * (int64_t)sizeof(Decoder) + 10000000000 * (int64_t)sizeof(Draw);
+           100000000 * (int64_t)sizeof(Decoder) +
+           10000000000 * (int64_t)(sizeof(Draw) + 1000 * sizeof(Adjustment) + 1000000 * sizeof(Ask));
 }
 
 int splitflap_lanes() { return LANES; }
@@ -224,19 +256,14 @@ void splitflap_copy(const char* from, char* to, const int64_t* pairs, int64_t nu
 // One token for each draw, or NOTHING_TO_DRAW.
 int splitflap_draw(const Draw* draws, int64_t count, int64_t vocab_size, int64_t* tokens,
                    int threads) {
-    Turn turn(threads);
-    Draws phase;
-    phase.draws = draws;
-    phase.count = count;
-    phase.vocab_size = vocab_size;
-    phase.bytes = Sampling::bytes(vocab_size);
-    phase.tokens = tokens;
-    workspace.begin();
-    workspace.plan(phase.memory, phase.bytes * turn.team.members());
-    phase.memory = workspace.settle();
-    if (!phase.memory) return NO_MEMORY;
-    turn.team.run(phase);
-    return DONE;
+    return with_rooms<Sampling>(count, vocab_size, threads, [&](Sampling& sampling, int64_t i) {
+        tokens[i] = sampling.draw(draws[i]);
+    });
+}
+
+int splitflap_tell(Ask* asks, int64_t count, int64_t vocab_size, int threads) {
+    return with_rooms<Likeliest>(count, vocab_size, threads,
+                                 [&](Likeliest& likeliest, int64_t i) { likeliest.answer(asks[i]); });
 }
 
 }  // extern "C"

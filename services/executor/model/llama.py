@@ -22,12 +22,13 @@ class Llama:
         self.config = config
         self.shape = config.shape
         self.eos_token_ids = config.eos_token_ids
-        self._kv_dtype = kv_dtype or kernels.dtype
-        self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
-        self.kv_bytes_per_token = token_bytes(self.shape, self._kv_dtype)
+        self.pool_dtype = kv_dtype or kernels.dtype
+        self.kv_dtype = str(self.pool_dtype).removeprefix("torch.")
+        self.kv_bytes_per_token = token_bytes(self.shape, self.pool_dtype)
         self.times_auto = token_bytes(self.shape, kernels.dtype) / self.kv_bytes_per_token
+        self.windows = tuple(layer.window for layer in weights.layers)
         self._weights = weights
-        self._kernels = kernels
+        self.kernels = kernels
         self._eps = config.rms_norm_eps
         self._scale = config.head_dim**-0.5
         self._step = kernels.decoder_step(self.shape, weights, self._eps, self._scale)
@@ -39,15 +40,15 @@ class Llama:
 
     def allocate_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool in the back end's layout; its memory is not touched before it is written."""
-        return self._kernels.allocate_pool(self._pool_spec(num_blocks, block_size))
+        return self.kernels.allocate_pool(self._pool_spec(num_blocks, block_size))
 
     def allocate_swap_pool(self, num_blocks: int, block_size: int) -> Tensor:
         """A pool of the same layout in main memory, not touched before it is written either."""
-        return self._kernels.allocate_swap_pool(self._pool_spec(num_blocks, block_size))
+        return self.kernels.allocate_swap_pool(self._pool_spec(num_blocks, block_size))
 
     def _pool_spec(self, num_blocks: int, block_size: int) -> PoolSpec:
         device = self._weights.final_norm.device
-        return PoolSpec(self.shape, num_blocks, block_size, self._kv_dtype, device)
+        return PoolSpec(self.shape, num_blocks, block_size, self.pool_dtype, device)
 
     @torch.inference_mode()
     def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
@@ -57,7 +58,7 @@ class Llama:
         """
         if self._step is not None:
             return self._step(pool, batch)
-        kernels, weights, eps = self._kernels, self._weights, self._eps
+        kernels, weights, eps = self.kernels, self._weights, self._eps
         rotary = rotary_rows(batch.positions, weights.inverse_frequencies)
         residual = weights.embedding.embed(batch.token_ids)
         delta = None
@@ -79,4 +80,4 @@ class Llama:
     @torch.inference_mode()
     def copy_blocks(self, source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks between pools or within one."""
-        self._kernels.copy_blocks(source, destination, pairs)
+        self.kernels.copy_blocks(source, destination, pairs)

@@ -6,8 +6,7 @@ import torch
 from kernels.triton_gpu.backend import Gpu, TritonKernels
 from kernels.triton_gpu.blocks import Layout
 from kernels.triton_gpu.tiles import SHARED_H100
-from tests.kernels.batches import Case, draw
-from tests.kernels.triton.ragged import (
+from ops.gpu.ragged import (
     TOLERANCE,
     Attention,
     answer,
@@ -15,6 +14,7 @@ from tests.kernels.triton.ragged import (
     poisoned_pool,
     write_all,
 )
+from tests.kernels.batches import Case, draw
 
 MIXED = ((1, 1), (5, 5), (270, 1), (40, 3), (37, 20))
 

@@ -9,8 +9,8 @@ from kernels.reference import ReferenceKernels
 from kernels.triton_gpu import blocks
 from kernels.triton_gpu.backend import Gpu, TritonKernels
 from kernels.triton_gpu.blocks import Layout
+from ops.gpu import ragged
 from shared.geometry import ModelShape
-from tests.kernels.triton import ragged
 
 CPU = torch.device("cpu")
 LAYOUTS = list(Layout)

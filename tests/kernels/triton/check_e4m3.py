@@ -8,8 +8,7 @@ import triton.language as tl
 from kernels.reference import ReferenceKernels
 from kernels.triton_gpu.backend import Gpu, TritonKernels
 from kernels.triton_gpu.device.e4m3 import decode, encode
-from tests.kernels.batches import Case, draw
-from tests.kernels.triton.ragged import (
+from ops.gpu.ragged import (
     E4M3,
     TOLERANCE,
     Attention,
@@ -17,6 +16,7 @@ from tests.kernels.triton.ragged import (
     kept,
     poisoned_pool,
 )
+from tests.kernels.batches import Case, draw
 
 BITS, HARDWARE = Gpu(has_e4m3=False), Gpu(has_e4m3=True)
 ROWS = ((1, 1), (70, 1), (300, 1), (90, 50))

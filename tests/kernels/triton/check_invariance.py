@@ -8,8 +8,8 @@ import torch
 from kernels.triton_gpu import backend
 from kernels.triton_gpu.backend import Gpu, TritonKernels
 from kernels.triton_gpu.work import StepWork, WorkList, step_work
+from ops.gpu.ragged import Attention, answer, poisoned_pool, write_all
 from tests.kernels.batches import Case, Drawn, draw, pack
-from tests.kernels.triton.ragged import Attention, answer, poisoned_pool, write_all
 
 HOW = {
     "plain": Attention(),

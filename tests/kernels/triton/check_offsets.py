@@ -3,9 +3,9 @@
 import torch
 
 from kernels.triton_gpu.backend import Gpu, TritonKernels
+from ops.gpu import ragged
+from ops.gpu.ragged import Attention, answer, expected, worst
 from tests.kernels.batches import Case, draw
-from tests.kernels.triton import ragged
-from tests.kernels.triton.ragged import Attention, answer, expected, worst
 
 BLOCKS = 60_010
 CASE = Case(((44, 1), (300, 1), (20, 10)), 16, 4, 2, 128, num_layers=5)

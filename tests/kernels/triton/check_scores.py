@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kernels.triton_gpu.backend import Gpu, TritonKernels
-from tests.kernels.batches import Case, draw
-from tests.kernels.triton.ragged import (
+from ops.gpu.ragged import (
     TOLERANCE,
     Attention,
     answer,
@@ -13,6 +12,7 @@ from tests.kernels.triton.ragged import (
     poisoned_pool,
     write_all,
 )
+from tests.kernels.batches import Case, draw
 
 ROWS = ((1, 1), (70, 1), (300, 1), (90, 50), (33, 33))
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from ops.gpu.ragged import TOLERANCE, Attention, error_of
 from tests.kernels.batches import Case
-from tests.kernels.triton.ragged import TOLERANCE, Attention, error_of
 
 ROWS = ((1, 1), (70, 1), (300, 1), (600, 1), (90, 50), (33, 33))
 

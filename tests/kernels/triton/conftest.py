@@ -2,7 +2,7 @@
 
 import os
 
-_IN_PROCESSES_OF_THEIR_OWN = ["check_*.py", "compiled.py", "ragged.py"]
+_IN_PROCESSES_OF_THEIR_OWN = ["check_*.py"]
 _is_one = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = ["test_*.py"] if _is_one else _IN_PROCESSES_OF_THEIR_OWN
 

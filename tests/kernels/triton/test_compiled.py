@@ -1,33 +1,14 @@
 """What the kernels need of a GPU, known without one: as the launcher would compile them."""
 
 import json
-import os
-import subprocess
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kernels.triton.processes import ROOT
+from ops.gpu.budgets import SHARED, Report, broken_budgets, compile_for, count
 
 pytestmark = pytest.mark.triton
 
-SHARED = {"80": 166_912, "90": 232_448, "100": 232_448, "gfx942": 65_536}
-"""Bytes of shared memory that one program may take."""
-MOST_SPILLED = 0 if version("triton").startswith("3.6.") else 32
-"""Bytes a thread. Triton 3.9 takes 24 for sm_80's decode; the tiles were chosen with 3.6."""
-MULTIPLIES = {  # the instruction of the tensor cores: decode's tile has 16 rows, prefill's 64
-    ("80", "decode"): "HMMA.16816.F32.BF16",
-    ("80", "prefill"): "HMMA.16816.F32.BF16",
-    ("90", "decode"): "HMMA.16816.F32.BF16",
-    ("90", "prefill"): "HGMMA",
-    ("100", "decode"): "HMMA.16816.F32.BF16",
-    ("100", "prefill"): "UTCHMMA",
-    ("gfx942", "decode"): "v_mfma_f32_16x16x16_bf16",
-    ("gfx942", "prefill"): "v_mfma_f32_32x32x8_bf16",
-}
 WANTED = {
     "80": ("decode", "prefill", "decode e4m3", "write e4m3"),
     "90": ("decode", "prefill", "decode e4m3", "write", "write e4m3", "copy", "sample"),
@@ -39,61 +20,50 @@ WANTED = {
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function from target to what its kernels compile to, once each."""
-    reports: dict[str, dict[str, Any]] = {}
+    reports: dict[str, Report] = {}
 
-    def report_of(target: str) -> dict[str, Any]:
+    def report_of(target: str) -> Report:
         if target not in reports:
-            reports[target] = compile_for(target, tmp_path_factory.mktemp("triton"))
+            cache = tmp_path_factory.mktemp("triton")
+            report = compile_for(target, WANTED[target], cache, timeout_s=280)
+            print(
+                json.dumps({name: {**part, "instructions": None} for name, part in report.items()})
+            )
+            reports[target] = report
         return reports[target]
 
     return report_of
 
 
-def compile_for(target: str, cache: Path) -> dict[str, Any]:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton.compiled", target, *WANTED[target]],
-        cwd=ROOT,
-        env=env | {"TRITON_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    print(json.dumps({name: {**kernel, "instructions": None} for name, kernel in report.items()}))
-    return report
-
-
-def count(kernel: dict[str, Any], start: str) -> int:
-    return sum(n for name, n in kernel["instructions"].items() if name.startswith(start))
-
-
 @pytest.mark.parametrize("target", WANTED)
-def test_everything_fits_and_nothing_spills(target: str, compiled: Any) -> None:
+def test_everything_fits_is_fetched_ahead_and_multiplied_by_tensor_cores(
+    target: str, compiled: Any
+) -> None:
     report = compiled(target)
     assert {name.split(":")[0] for name in report} == set(WANTED[target])
-    for name, kernel in report.items():
-        assert kernel["shared"] <= SHARED[target], name
-        assert kernel["spilled"] <= MOST_SPILLED, name
+    assert broken_budgets(target, report) == []
 
 
-@pytest.mark.parametrize(("target", "what"), MULTIPLIES)
-def test_tensor_cores_multiply(target: str, what: str, compiled: Any) -> None:
-    kernel = compiled(target)[f"{what}: attention_kernel"]
-    assert count(kernel, MULTIPLIES[target, what]), kernel["instructions"]
+def kernel(**changed: Any) -> dict[str, Any]:
+    """What is known of a kernel within all its budgets on sm_90."""
+    instructions = {"HMMA.16816.F32.BF16": 8, "LDGSTS.E.BYPASS.128": 4}
+    return {"shared": 1000, "registers": 90, "spilled": 0, "instructions": instructions} | changed
 
 
-@pytest.mark.parametrize("what", ["decode", "prefill"])
-@pytest.mark.parametrize("target", ["80", "90", "100"])
-def test_keys_and_values_are_fetched_ahead_16_bytes_at_a_time(
-    target: str, what: str, compiled: Any
-) -> None:
-    kernel = compiled(target)[f"{what}: attention_kernel"]
-    wide = count(kernel, "LDGSTS.E.BYPASS.128")
-    assert wide
-    assert count(kernel, "LDGSTS") == wide
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"shared": SHARED["90"] + 1}, "shared memory"),
+        ({"spilled": 40}, "spilled"),
+        ({"instructions": {"FFMA": 99, "LDGSTS.E.BYPASS.128": 4}}, "tensor cores do not multiply"),
+        ({"instructions": {"HMMA.16816.F32.BF16": 8, "LDGSTS.E.64": 4}}, "16 bytes"),
+        ({"instructions": {"HMMA.16816.F32.BF16": 8}}, "16 bytes"),
+    ],
+)
+def test_a_broken_budget_is_told(changed: dict[str, Any], said: str) -> None:
+    assert broken_budgets("90", {"decode: attention_kernel": kernel()}) == []
+    (fault,) = broken_budgets("90", {"decode: attention_kernel": kernel(**changed)})
+    assert said in fault
 
 
 def test_blocks_are_copied_and_written_16_bytes_at_a_time(compiled: Any) -> None:

@@ -10,7 +10,7 @@ from tests.kernels.triton.processes import ROOT, run_checks
 
 pytestmark = pytest.mark.triton
 
-TREES = ("kernels", "shared", "services", "tests/kernels")
+TREES = ("kernels", "shared", "services", "ops/gpu", "tests/kernels")
 FILES = ("pyproject.toml", "tests/conftest.py", "tests/may_skip.txt")
 FAILED = 1  # pytest's exit code; below 0 the process was killed
 

@@ -1,6 +1,6 @@
 """What the launches of the back end compile to for a GPU, on a machine that has none.
 
-Run as `python -m tests.kernels.triton.compiled TARGET`; prints a JSON object, a kernel a key. A
+Run as `python -m ops.gpu.compiled TARGET [WHAT ...]`; prints a JSON object, a kernel a key. A
 target is 80, 90, 100 (NVIDIA's sm_...) or gfx942. Nothing is run: the launcher specialises each
 kernel for its arguments as it would on the GPU, and the tools in Triton's wheel compile it.
 """
@@ -27,8 +27,8 @@ from kernels.interface import PoolSpec
 from kernels.triton_gpu.backend import E4M3, Gpu, TritonKernels
 from kernels.triton_gpu.sampling import Draws, sample
 from kernels.triton_gpu.tiles import SHARED_A100, SHARED_H100, SHARED_MI300
+from ops.gpu.batches import pack
 from shared.geometry import ModelShape
-from tests.kernels.batches import pack
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -57,15 +57,19 @@ class NoGpu:
         self._target = target
 
     def get_current_target(self) -> GPUTarget:
+        """What to compile for."""
         return self._target
 
     def get_current_device(self) -> int:
+        """The only one."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
+        """The default one."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
+        """Where the arguments lie."""
         return CPU
 
 
@@ -111,6 +115,7 @@ def read(kernel: Any) -> Compiled:
 
 
 def read_amd(kernel: Any) -> Compiled:
+    """The same of a kernel for an AMD GPU."""
     code = kernel.asm["amdgcn"]
 
     def number(name: str) -> int:
@@ -122,6 +127,7 @@ def read_amd(kernel: Any) -> Compiled:
 
 
 def output_of(tool: str, *args: str) -> str:
+    """What a tool of NVIDIA's says, from Triton's wheel."""
     done = subprocess.run([str(TOOLS / tool), *args], capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
 
@@ -167,6 +173,7 @@ def launch_all(target: str) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
+    """Compile for the target named, and print what came out."""
     target, *wanted = sys.argv[1:]
     report = {}
     for name, launch in launch_all(target).items():

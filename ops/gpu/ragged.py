@@ -1,7 +1,6 @@
 """Ragged batches for the Triton back end, and the answer to each in float64 from the definition.
 
-The batches are those of tests/kernels/batches.py: their block tables are shuffled, unused entries
-are absurd, and the pool is NaN where nobody wrote.
+The pool is NaN where nobody wrote. All is made in main memory and moved to the device whole.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +10,14 @@ from torch import Tensor
 
 from kernels.interface import PoolSpec
 from kernels.reference import ReferenceKernels
-from kernels.triton_gpu.backend import Gpu, TritonKernels
+from kernels.triton_gpu.backend import E4M3, Gpu, TritonKernels
 from kernels.triton_gpu.blocks import Layout
+from ops.gpu.batches import Case, Drawn, draw, on_device
 from shared.geometry import ModelShape
-from tests.kernels.batches import Case, Drawn, draw
 
+CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-E4M3 = torch.float8_e4m3fn
+"""Largest error of an answer, by the dtype of queries; answers are averages of normal numbers."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,38 @@ class Attention:
     gpu: Gpu = field(default_factory=Gpu)
 
 
-def error_of(case: Case, dtype: torch.dtype, how: Attention = Attention()) -> float:
-    """The largest error of one batch."""
+def error_of(
+    case: Case, dtype: torch.dtype, how: Attention = Attention(), device: torch.device = CPU
+) -> float:
+    """The largest error of one batch, attended to on `device`; inf if an answer is not finite."""
     drawn = draw(case, dtype)
     kernels = TritonKernels(dtype, how.gpu, how.layout, how.kv_scales)
     pool = poisoned_pool(kernels, drawn, how.kv_dtype or dtype)
     write_all(pool, drawn, how.kv_scales)
-    return worst(answer(kernels, pool, drawn, how), expected(drawn, how))
+    return worst(answer(kernels, pool, drawn, how, device), expected(drawn, how))
 
 
 def answer(
-    kernels: TritonKernels, pool: Tensor, drawn: Drawn, how: Attention = Attention()
+    kernels: TritonKernels,
+    pool: Tensor,
+    drawn: Drawn,
+    how: Attention = Attention(),
+    device: torch.device = CPU,
 ) -> Tensor:
-    """Of the kernels, from the last layer."""
+    """[num_tokens, heads, head_dim] of the kernels, from the last layer; in main memory."""
     case = drawn.case
-    return kernels.paged_attention(
-        pool, case.num_layers - 1, drawn.queries, drawn.batch, case.head_dim**-0.5,
-        how.window, how.soft_cap, how.slopes,
+    slopes = None if how.slopes is None else how.slopes.to(device)
+    attended = kernels.paged_attention(
+        pool.to(device), case.num_layers - 1, drawn.queries.to(device),
+        on_device(drawn.batch, device), case.head_dim**-0.5, how.window, how.soft_cap, slopes,
     )  # fmt: skip
+    return attended.cpu()
 
 
 def worst(got: Tensor, wanted: Tensor) -> float:
-    assert got.shape == wanted.shape
+    """The largest difference; inf if one is not finite."""
+    if got.shape != wanted.shape:
+        raise ValueError(f"an answer of shape {tuple(got.shape)}, not {tuple(wanted.shape)}")
     error = (got.double() - wanted).abs().max()
     return float(error) if error.isfinite() else float("inf")
 
@@ -63,12 +73,12 @@ def poisoned_pool(kernels: TritonKernels, drawn: Drawn, dtype: torch.dtype) -> T
     """All NaN, in any dtype."""
     case = drawn.case
     shape = ModelShape(case.num_layers, case.heads, case.kv_heads, case.head_dim, 64, 100, 4096)
-    spec = PoolSpec(shape, drawn.num_blocks, case.block_size, dtype, torch.device("cpu"))
+    spec = PoolSpec(shape, drawn.num_blocks, case.block_size, dtype, CPU)
     return kernels.allocate_pool(spec).fill_(float("nan"))
 
 
 def write_all(pool: Tensor, drawn: Drawn, scales: tuple[float, float] = (1.0, 1.0)) -> None:
-    """Every sequence's keys and values into the last layer, by the reference, which is faster."""
+    """Every sequence's keys and values into the last layer, by the reference."""
     reference, layer = ReferenceKernels(pool.dtype), drawn.case.num_layers - 1
     size = drawn.case.block_size
     for row, (keys, values) in enumerate(zip(drawn.keys, drawn.values, strict=True)):
