@@ -18,7 +18,7 @@ class Matrix(Structure):
 
     _fields_: ClassVar = [
         ("tiles", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64),
-        ("scales", c_void_p), ("excess", c_void_p),
+        ("scales", c_void_p),
     ]  # fmt: skip
 
 
@@ -115,7 +115,7 @@ _FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
     "splitflap_int8_size": (c_int64, [c_int64] * 2),
     "splitflap_int8_scales": (c_int64, [c_int64]),
     "splitflap_pack_int8": (
-        c_int, [c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+        c_int, [c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     ),
     "splitflap_step": (
         c_int, [POINTER(Decoder), POINTER(Pool), POINTER(Batch), c_void_p, c_int],

@@ -107,12 +107,12 @@ int64_t splitflap_int8_size(int64_t outputs, int64_t inputs) {
 int64_t splitflap_int8_scales(int64_t outputs) { return num_tiles(outputs) * LANES; }
 
 int splitflap_pack_int8(int64_t is_bf16, const void* weight, int64_t outputs, int64_t inputs,
-                        void* tiles, float* scales, int32_t* excess) {
+                        void* tiles, float* scales) {
     return with_type(is_bf16, [&](auto element) -> int {
         try {
-            std::vector<q8> whole(round_up(inputs, LANES));
+            std::vector<int8_t> whole(round_up(inputs, LANES));
             using E = decltype(element);
-            pack_int8_tiles((const E*)weight, outputs, inputs, (q8*)tiles, scales, excess, whole.data());
+            pack_int8_tiles((const E*)weight, outputs, inputs, (q8*)tiles, scales, whole.data());
             return DONE;
         } catch (const std::bad_alloc&) {
             return NO_MEMORY;
@@ -140,11 +140,11 @@ int splitflap_multiply(int64_t is_bf16, const Matrix* matrix, const void* x, int
         using E = decltype(element);
         Turn turn(threads);
         const int64_t x_stride = round_up(matrix->inputs, PAIR<E>);
-        const auto run = [&](auto product, const auto* inputs, int64_t stride, const float* scales) {
+        const auto run = [&](auto product, const auto* inputs, int64_t stride, const Scale* scales) {
             product.matrix = matrix;
             product.a = inputs;
             product.a_stride = stride;
-            product.row_scales = scales;
+            product.scales = scales;
             product.rows = rows;
             product.into = keeps_type ? Into::ELEMENTS : Into::NUMBERS;
             product.out = out;
@@ -153,17 +153,17 @@ int splitflap_multiply(int64_t is_bf16, const Matrix* matrix, const void* x, int
             return DONE;
         };
         if (!matrix->scales) return run(Product<E>{}, (const E*)x, x_stride, nullptr);
-        const int64_t stride = round_up(matrix->inputs, LANES);
+        const int64_t stride = round_up(matrix->inputs, GROUP);
         q8* whole;
-        float* scales;
+        Scale* scales;
         workspace.begin();
         workspace.plan(whole, rows * stride);
-        workspace.plan(scales, rows);
+        workspace.plan(scales, rows * (stride / GROUP));
         char* memory = workspace.settle();
         if (!memory) return NO_MEMORY;
         whole = (q8*)(memory + (int64_t)whole);
-        scales = (float*)(memory + (int64_t)scales);
-        rows_to_int8(turn.team, (const E*)x, x_stride, rows, matrix->inputs, whole, stride, scales);
+        scales = (Scale*)(memory + (int64_t)scales);
+        rows_to_int8(turn.team, (const E*)x, x_stride, rows, matrix->inputs, whole, scales);
         return run(Product<E, q8>{}, whole, stride, scales);
     });
 }

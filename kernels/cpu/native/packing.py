@@ -1,9 +1,9 @@
 """A matrix as the native kernels multiply it: in tiles, of the back end's own dtype or of int8.
 
 In int8 a weight w is stored as round(w / scale), scale = max|w| / 127 over its output's weights;
-and so is a row of inputs when it comes to be multiplied, by a scale of this row alone. Products are
-summed as whole numbers, exactly, and then multiplied by both scales: a row's results do not depend,
-bit by bit, on the rows beside it or on threads.
+and so is a row of inputs when it comes to be multiplied, with a scale for each 64 of them. Products
+of 64 are summed as whole numbers, exactly; these sums, times their scale, are added in their order:
+a row's results do not depend, bit by bit, on the rows beside it or on threads.
 """
 
 import ctypes
@@ -16,10 +16,6 @@ from torch import Tensor
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import library
 from kernels.interface import Quantization
-from shared.errors import StartError
-
-MOST_INT8_INPUTS: Final = 65_536
-"""Of a matrix: products of an unsigned and a signed byte, so many of them, fit in an int32."""
 
 _arena: Final = Arena()
 
@@ -46,10 +42,7 @@ class Packed:
         weight: Tensor,
         bias: Tensor | None,
     ) -> "Packed":
-        """Pack `weight` [outputs, inputs] and `bias` [outputs].
-
-        Raises: StartError if it has more inputs than int8 products can be summed of.
-        """
+        """Pack `weight` [outputs, inputs] and `bias` [outputs]."""
         outputs, inputs = weight.shape
         matrix = library.Matrix(outputs=outputs, inputs=inputs)
         weight = weight.to(dtype).contiguous()
@@ -90,20 +83,12 @@ def _pack(native: ctypes.CDLL, matrix: library.Matrix, weight: Tensor) -> tuple[
 def _pack_int8(native: ctypes.CDLL, matrix: library.Matrix, weight: Tensor) -> tuple[Tensor, ...]:
     """The same in int8."""
     shape = matrix.outputs, matrix.inputs
-    if matrix.inputs > MOST_INT8_INPUTS:
-        raise StartError(
-            f"--quantization int8: a matrix of this model has {matrix.inputs:,} inputs, and sums "
-            f"of more than {MOST_INT8_INPUTS:,} products may not fit in 32 bits; leave it out"
-        )
     tiles = _arena.empty((native.splitflap_int8_size(*shape),), torch.int8)
-    padded = native.splitflap_int8_scales(matrix.outputs)
-    scales = _arena.empty((padded,), torch.float32)
-    excess = _arena.empty((padded,), torch.int32)
+    scales = _arena.empty((native.splitflap_int8_scales(matrix.outputs),), torch.float32)
     outcome = native.splitflap_pack_int8(
         int(weight.dtype == torch.bfloat16), weight.data_ptr(), *shape, tiles.data_ptr(),
-        scales.data_ptr(), excess.data_ptr(),
+        scales.data_ptr(),
     )  # fmt: skip
     library.raise_if_failed(outcome, matrix.outputs)
     matrix.tiles, matrix.scales = tiles.data_ptr(), scales.data_ptr()
-    matrix.excess = excess.data_ptr()
-    return tiles, scales, excess
+    return tiles, scales

@@ -13,8 +13,7 @@ struct Matrix {
     const void* tiles;
     const float* bias;  // of all tiles, or null
     int64_t outputs, inputs;
-    const float* scales;    // of all tiles if they hold int8, or null
-    const int32_t* excess;  // int8: what INT8_OFFSET adds to each output's sums
+    const float* scales;  // of the outputs of all tiles if they hold int8, or null
 };
 
 INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -40,24 +39,24 @@ void pack_tiles(const E* weight, int64_t outputs, int64_t inputs, E* tiles) {
     }
 }
 
-// The same in int8. `whole` has room for a row of `inputs`, rounded up to LANES.
+// The same in int8, each weight greater by INT8_OFFSET. `whole` has room for a row of `inputs`,
+// rounded up to LANES.
 template <class E>
 void pack_int8_tiles(const E* weight, int64_t outputs, int64_t inputs, q8* tiles, float* scales,
-                     int32_t* excess, q8* whole) {
+                     int8_t* whole) {
     const int64_t size = tile_size<q8>(inputs), padded = num_tiles(outputs) * LANES;
-    memset(tiles, 0, padded / LANES * size);
+    memset((void*)tiles, 0, padded / LANES * size);
     for (int64_t output = 0; output < padded; output++) {
         scales[output] = 0;
-        excess[output] = 0;
         if (output >= outputs) continue;
-        scales[output] = to_int8<0>(weight + output * inputs, inputs, whole);
+        scales[output] = weights_to_int8(weight + output * inputs, inputs, whole);
         q8* at = tiles + output / LANES * size + output % LANES * PAIR<q8>;
-        for (int64_t k = 0; k < inputs; k++) {
-            at[k / PAIR<q8> * LANES * PAIR<q8> + k % PAIR<q8>] = whole[k];
-            excess[output] += INT8_OFFSET * whole[k].bits;
-        }
+        for (int64_t k = 0; k < inputs; k++)
+            at[k / PAIR<q8> * LANES * PAIR<q8> + k % PAIR<q8>] = {(int8_t)(whole[k] ^ INT8_OFFSET)};
     }
 }
+
+INLINE float to_float(q8 x) { return (int8_t)(x.bits ^ INT8_OFFSET); }
 
 template <class E>
 int64_t tile_bytes(const Matrix& matrix) {
@@ -115,7 +114,7 @@ struct Product : Phase {
     const Matrix* matrix;
     const A* a;
     int64_t a_stride;
-    const float* row_scales = nullptr;  // of rows in int8
+    const Scale* scales = nullptr;  // of rows in int8, one a group
     int64_t rows;
     Into into;
     void* out;
@@ -183,8 +182,12 @@ struct Product : Phase {
         alignas(64) float made[MOST * 2 * LANES];
         for (int64_t row = first_row; row < end_row; row += at_once) {
             const int count = (int)std::min<int64_t>(at_once, end_row - row);
-            tiles_kernel<A, A, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<A>, steps,
-                                         soon, made, 2 * LANES);
+            if constexpr (std::is_same_v<A, q8>)
+                int8_kernel(count)(a + row * a_stride, a_stride, scales + row * (a_stride / GROUP),
+                                   tiles, steps, soon, made);
+            else
+                tiles_kernel<A, A, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<A>,
+                                             steps, soon, made, 2 * LANES);
             soon = nullptr;
             keep(unit, row, count, made);
         }
@@ -197,8 +200,8 @@ struct Product : Phase {
         const Floats bias[2] = {matrix->bias ? load(matrix->bias + at[0]) : zeros(),
                                 matrix->bias ? load(matrix->bias + at[1]) : zeros()};
         for (int r = 0; r < count; r++) {
-            const Floats x = number(made + r * 2 * LANES, row + r, at[0]) + bias[0];
-            const Floats y = number(made + r * 2 * LANES + LANES, row + r, at[1]) + bias[1];
+            const Floats x = number(made + r * 2 * LANES, at[0]) + bias[0];
+            const Floats y = number(made + r * 2 * LANES + LANES, at[1]) + bias[1];
             const int64_t start = (row + r) * out_stride;
             if (into == Into::ACTIVATIONS) {
                 put((E*)out + start + at[0], gated(x, y));
@@ -209,13 +212,11 @@ struct Product : Phase {
         }
     }
 
-    Floats number(const float* sums, int64_t row, int64_t at) const {
-        if constexpr (std::is_same_v<A, q8>) {
-            const Ints whole = load_as<Ints>(sums) - load_as<Ints>(matrix->excess + at);
-            return to_floats(whole) * fill(row_scales[row]) * load(matrix->scales + at);
-        } else {
+    Floats number(const float* sums, int64_t at) const {
+        if constexpr (std::is_same_v<A, q8>)
+            return load(sums) * load(matrix->scales + at);
+        else
             return load(sums);
-        }
     }
 
     void keep_tile(int64_t start, int64_t at, Floats v) const {

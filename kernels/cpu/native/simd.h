@@ -33,7 +33,7 @@ constexpr bool DOTS_BF16 = false;  // pairs are widened to float32 first
 #endif
 
 // Sums of products of four int8 at a time. Where the CPU has one instruction for it that takes one of
-// the two unsigned, inputs are kept greater by INT8_OFFSET.
+// the two unsigned, weights are kept greater by INT8_OFFSET.
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 constexpr bool DOTS_INT8 = true;
 constexpr int INT8_OFFSET = 128;
@@ -181,9 +181,9 @@ INLINE Ints dot_int16(Shorts a, Shorts b) {
 // Exact in whatever order, as long as the sums stay within int32.
 INLINE Ints dot_int8(Ints sums, Ints inputs, Ints weights) {
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)inputs);
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs, (__m256i)weights);
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)inputs);
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)inputs, (int8x16_t)weights);
 #else  // maddubs would be one instruction, but ends at int16

@@ -109,10 +109,12 @@ void run_each(Team& team, int64_t count, int64_t at_once, F function) {
 // Rows as products with int8 take them.
 template <class E>
 void rows_to_int8(Team& team, const E* a, int64_t a_stride, int64_t rows, int64_t inputs, q8* whole,
-                  int64_t stride, float* scales) {
+                  Scale* scales) {
+    const int64_t stride = round_up(inputs, GROUP);
     run_each(team, rows, rows > 64 ? 8 : rows > 4 ? 2 : 4, [&](int64_t first, int64_t end) {
         for (int64_t row = first; row < end; row++)
-            scales[row] = to_int8<INT8_OFFSET>(a + row * a_stride, inputs, whole + row * stride);
+            row_to_int8(a + row * a_stride, inputs, whole + row * stride,
+                        scales + row * (stride / GROUP));
     });
 }
 
@@ -130,7 +132,7 @@ class Step {
         const int64_t attended_wide = decoder.heads * decoder.head_dim;
         const int64_t rows = std::max(tokens_, batch.num_logits);
         const int64_t widest = std::max({wide_, attended_wide, decoder.intermediate_size});
-        int8_wide_ = has_int8(decoder) ? round_up(widest, LANES) : 0;
+        int8_wide_ = has_int8(decoder) ? round_up(widest, GROUP) : 0;
         scratch_bytes_ = typename Attention<E, S>::Scratch(heads_, nullptr).bytes;
         auto all = [&](auto each) {
             each(residual_, rows * wide_);
@@ -144,7 +146,7 @@ class Step {
             each(parts_, work.num_parts * heads_.group() * (heads_.padded() + 2));
             each(scratch_, scratch_bytes_ * team.members());
             each(int8_rows_, rows * int8_wide_);
-            each(row_scales_, rows);
+            each(int8_scales_, rows * (int8_wide_ / GROUP));
         };
         space.begin();
         all([&](auto*& pointer, int64_t count) { space.plan(pointer, count); });
@@ -224,7 +226,7 @@ class Step {
             product.matrix = &matrix;
             product.a = inputs;
             product.a_stride = stride;
-            product.row_scales = row_scales_;
+            product.scales = int8_scales_;
             product.rows = rows;
             product.into = into;
             product.out = out;
@@ -235,8 +237,9 @@ class Step {
             team_.run(product);
         };
         if (!matrix.scales) return run(Product<E>{}, a, a_stride);
-        rows_to_int8(team_, a, a_stride, rows, matrix.inputs, int8_rows_, int8_wide_, row_scales_);
-        run(Product<E, q8>{}, int8_rows_, int8_wide_);
+        const int64_t stride = round_up(matrix.inputs, GROUP);
+        rows_to_int8(team_, a, a_stride, rows, matrix.inputs, int8_rows_, int8_scales_);
+        run(Product<E, q8>{}, int8_rows_, stride);
     }
 
     void attend(int64_t layer) {
@@ -300,5 +303,5 @@ class Step {
     E *normed_, *activated_, *attended_, *chosen_attended_;
     char* scratch_;
     q8* int8_rows_;  // what the next product multiplies, if its weights are int8
-    float* row_scales_;
+    Scale* int8_scales_;
 };

@@ -33,7 +33,6 @@ struct Weight {  // plain and packed
     std::vector<float> plain;
     std::vector<uint32_t> packed;
     std::vector<float> scales;
-    std::vector<int32_t> excess;
     Matrix matrix;
 
     Weight(int64_t outputs, int64_t inputs, bool is_bf16, bool is_int8)
@@ -47,14 +46,13 @@ struct Weight {  // plain and packed
         if (is_int8) {
             packed.resize(splitflap_int8_size(outputs, inputs) / 4);
             scales.resize(splitflap_int8_scales(outputs));
-            excess.resize(scales.size());
-            splitflap_pack_int8(is_bf16, from, outputs, inputs, packed.data(), scales.data(), excess.data());
-            matrix = {packed.data(), nullptr, outputs, inputs, scales.data(), excess.data()};
+            splitflap_pack_int8(is_bf16, from, outputs, inputs, packed.data(), scales.data());
+            matrix = {packed.data(), nullptr, outputs, inputs, scales.data()};
             return;
         }
         packed.resize(splitflap_packed_size(is_bf16, outputs, inputs));
         splitflap_pack(is_bf16, from, outputs, inputs, packed.data());
-        matrix = {packed.data(), nullptr, outputs, inputs, nullptr, nullptr};
+        matrix = {packed.data(), nullptr, outputs, inputs, nullptr};
     }
 
     std::vector<double> times(const std::vector<double>& x) const {
