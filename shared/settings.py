@@ -75,6 +75,10 @@ class CommonSettings(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         "console", description="lines for people, or JSON for machines; always on stderr"
     )
+    metrics_host: str = Field("127.0.0.1", description="address of /metrics pages; 0.0.0.0 for all")
+    metrics_port: Port | None = Field(
+        None, description="serve /metrics here, to all who reach it; default: not at all"
+    )
     curve_key_dir: Path | None = Field(
         None,
         description=(
@@ -82,6 +86,11 @@ class CommonSettings(BaseSettings):
             "the endpoints may be tcp:// beyond loopback; default: no keys"
         ),
     )
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where to serve /metrics alone, if anywhere."""
+        return None if self.metrics_port is None else (self.metrics_host, self.metrics_port)
 
     @classmethod
     def settings_customise_sources(
@@ -182,7 +191,6 @@ class SchedulerSettings(CommonSettings):
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
         1, description="steps sent ahead of their results, 1 or 2"
     )
-    metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
 class ExecutorSettings(CommonSettings):
@@ -196,9 +204,11 @@ class ExecutorSettings(CommonSettings):
         default_factory=lambda: _endpoint("steps.ipc"),
         description="where the scheduler listens for the executor",
     )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
-        description="of weights and activations; auto: bfloat16 where the CPU computes in it",
+        description=(
+            "of weights and activations; auto: bfloat16 on a GPU, and where the CPU computes in it"
+        ),
     )
     quantization: Literal["int8"] | None = Field(
         None, description="multiply weights and activations as int8; default: in --dtype"
@@ -206,7 +216,19 @@ class ExecutorSettings(CommonSettings):
     kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8_e4m3"] = Field(
         "auto", description="of keys and values in the KV pool; auto: the weights' own"
     )
-    device: Literal["auto", "cpu"] = Field("auto", description="what computes; auto: the CPU")
+    device: Literal["auto", "cpu", "cuda", "interpreter"] = Field(
+        "auto",
+        description=(
+            "what computes; auto: a GPU if torch sees one, else the CPU; interpreter: a GPU's "
+            "kernels in Triton's interpreter, for tests"
+        ),
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,  # vLLM's
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights, steps and the KV pool together",
+    )
     max_model_len: Positive | None = Field(
         None, description="longest sequence, prompt included; default: the model's, if it fits"
     )
@@ -218,7 +240,11 @@ class ExecutorSettings(CommonSettings):
         None, description="blocks in the KV pool, instead of sizing it by memory"
     )
     kv_cache_memory_bytes: Positive | None = Field(
-        None, description="bytes for the KV pool; default: 40 % of what is free, at most 4 GiB"
+        None,
+        description=(
+            "bytes for the KV pool; default: 40 % of what is free, at most 4 GiB; on a GPU all "
+            "that --gpu-memory-utilization leaves"
+        ),
     )
     swap_space: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="GiB for the blocks of requests that gave way"
@@ -230,7 +256,6 @@ class ExecutorSettings(CommonSettings):
     toy_step_ms: float = Field(
         0.0, ge=0, le=60_000, description="how long a step of the toy model takes"
     )
-    metrics_port: Port | None = Field(None, description="serve /metrics here; default: not at all")
 
 
 class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
@@ -239,8 +264,9 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
     request_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     step_endpoint: str | None = Field(None, description="default: in a folder of this run")  # type: ignore[assignment]
     metrics_port: Port | None = Field(
-        None, description="refused here: use the two below", json_schema_extra=HIDDEN
+        None, description="refused here: use the three below", json_schema_extra=HIDDEN
     )
+    gateway_metrics_port: Port | None = Field(None, description="the gateway's, without keys")
     scheduler_metrics_port: Port | None = Field(None, description="the scheduler's /metrics")
     executor_metrics_port: Port | None = Field(None, description="the executor's /metrics")
 
@@ -248,7 +274,9 @@ class UpSettings(GatewaySettings, SchedulerSettings, ExecutorSettings):
     @classmethod
     def _one_each(cls, port: Port | None) -> Port | None:
         if port is not None:
-            raise ValueError("use --scheduler-metrics-port and --executor-metrics-port")
+            raise ValueError(
+                "use --gateway-metrics-port, --scheduler-metrics-port, --executor-metrics-port"
+            )
         return port
 
 

@@ -67,7 +67,7 @@ class StepLink:
         endpoint: where the scheduler listens.
         boot: this process life.
         errands: where plans and news go, in the order they came.
-        metrics_port: serve /metrics there, if given.
+        metrics_address: serve /metrics there, if given.
         keys: CURVE keys, if the scheduler has any.
     """
 
@@ -76,13 +76,13 @@ class StepLink:
         endpoint: str,
         boot: Boot,
         errands: "SimpleQueue[Errand]",
-        metrics_port: int | None = None,
+        metrics_address: tuple[str, int] | None = None,
         keys: ClientKeys | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._boot = boot
         self._errands = errands
-        self._metrics_port = metrics_port
+        self._metrics_address = metrics_address
         self._keys = keys
         self._phase = "starting"
         self._ready: ExecutorReady | None = None
@@ -146,8 +146,8 @@ class StepLink:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        port = self._metrics_port
-        page = await serve_metrics("127.0.0.1", port) if port else None
+        address = self._metrics_address
+        page = await serve_metrics(address) if address else None
         identity = f"executor-{self._boot:016x}".encode()
         self._dealer = Dealer[StepCommand](
             "step", self._endpoint, TO_EXECUTOR, identity, "--step-endpoint", self._keys

@@ -26,6 +26,7 @@ from services.gateway.tokenizer import load_tokenizer
 from shared.curve import client_keys
 from shared.errors import StartError
 from shared.logs import get_logger
+from shared.metrics import serve_metrics
 from shared.model_source import find_model
 from shared.settings import GatewaySettings
 
@@ -55,6 +56,7 @@ class Gateway:
         source = find_model(settings.model)
         tokenizer = load_tokenizer(source)
         self._settings = settings
+        self._is_toy = source.is_toy
         self._clock_times = ClockTimes(settings.request_read_timeout_s, stall_s)
         self._link = SchedulerLink(
             settings.request_endpoint,
@@ -79,6 +81,7 @@ class Gateway:
         )
         self._link_task: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
+        self._metrics: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._address: tuple[str, int] | None = None
         gauges.OPEN_REQUESTS.set_function(lambda: self._link.num_open)
@@ -103,8 +106,13 @@ class Gateway:
     async def start(self) -> None:
         """Listen, and connect to the scheduler (which may come later).
 
-        Raises: StartError if the host is none of ours or the port is taken.
+        Raises: StartError if the host is none of ours, a port is taken, or the model's chat
+        template cannot be read.
         """
+        if not self._is_toy:
+            await asyncio.to_thread(self._routes.check_template)
+        if self._settings.metrics_address is not None:
+            self._metrics = await serve_metrics(self._settings.metrics_address)
         app = web.Application(
             middlewares=[around, self._origins.preflight, self._keys.guard],
             client_max_size=self._settings.max_body_bytes,
@@ -159,13 +167,15 @@ class Gateway:
         """Give back sockets and tasks."""
         if self._server is not None:
             self._server.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        for runner in (self._runner, self._metrics):
+            if runner is not None:
+                await runner.cleanup()
         if self._link_task is not None:
             self._link_task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._link_task
         self._link.close()
+        self._routes.close()
 
     async def _all_released(self, timeout_s: float) -> bool:
         try:

@@ -9,7 +9,8 @@ from typing import Final
 
 from aiohttp import web
 
-from services.gateway import failures, gauges
+from services.gateway import bodies, failures, gauges, prefix_models
+from services.gateway.body_fields import NEUTRAL, REFUSED
 from services.gateway.connection_clock import clock_of
 from services.gateway.failures import Failure
 from services.gateway.keys import KEY_NAME
@@ -19,6 +20,20 @@ from shared.logs import get_logger
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PRINTABLE: Final = re.compile(r"[!-~]{1,128}")
+_FIELDS: Final = frozenset(NEUTRAL.keys() | REFUSED).union(
+    *[
+        body.model_fields
+        for body in (
+            bodies.CompletionBody,
+            bodies.ChatBody,
+            bodies.TokenizeTextBody,
+            bodies.TokenizeChatBody,
+            bodies.DetokenizeBody,
+            prefix_models.PrefixTextBody,
+            prefix_models.PrefixChatBody,
+        )
+    ]
+)
 
 _log = get_logger("http")
 
@@ -64,9 +79,15 @@ async def _answered(request: web.Request, handler: _Handler) -> web.StreamRespon
 
 
 def _failed(request: web.Request, failure: Failure) -> web.Response:
-    request[OUTCOME] = {"code": failure.code, "param": failure.param}
+    request[OUTCOME] = {"code": failure.code, "param": _loggable(failure.param)}
     gauges.REQUESTS_REJECTED.labels(reason=failure.code).inc()
     return failure.response()
+
+
+def _loggable(param: str | None) -> str | None:
+    """The field that is to blame, if it is one of ours: any other name is a client's own words."""
+    name = re.split(r"[.\[]", param or "")[0]
+    return name if name in _FIELDS else None
 
 
 def _client_id(request: web.Request) -> str:

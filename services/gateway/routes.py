@@ -53,8 +53,8 @@ class Routes:
         needs_key: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        template = ChatTemplate(tokenizer.chat) if tokenizer.chat is not None else None
-        self._encoder = Encoder(tokenizer, template)
+        self._template = ChatTemplate(tokenizer.chat) if tokenizer.chat is not None else None
+        self._encoder = Encoder(tokenizer, self._template)
         self._link = link
         self._limits = limits
         self._stream_interval = stream_interval
@@ -63,6 +63,16 @@ class Routes:
         self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
         self._prefixes = PrefixRoutes(self._encoder, link.pins, self._models, limits, self._welcome)
         self.is_draining = False
+
+    def check_template(self) -> None:
+        """Raises: StartError if the model's chat template is none."""
+        if self._template is not None:
+            self._template.check()
+
+    def close(self) -> None:
+        """Give back the process that renders chats."""
+        if self._template is not None:
+            self._template.close()
 
     def add_to(self, app: web.Application) -> None:
         """Register all paths."""

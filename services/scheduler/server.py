@@ -329,11 +329,7 @@ async def serve(settings: SchedulerSettings) -> None:
     ):
         server = SchedulerServer(settings, requests, steps)
         REGISTRY.register(SchedulerCollector(server))
-        page = (
-            await serve_metrics("127.0.0.1", settings.metrics_port)
-            if settings.metrics_port
-            else None
-        )
+        page = await serve_metrics(settings.metrics_address) if settings.metrics_address else None
         _log.info("scheduler_listens", requests=settings.request_endpoint,
                   steps=settings.step_endpoint)  # fmt: skip
         work = asyncio.create_task(server.run())

@@ -217,7 +217,7 @@ def test_a_pool_that_does_not_fit_is_a_clear_error(tmp_path):
 
 
 def test_a_model_that_breaks_while_loading_is_a_clear_error(tmp_path, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("half a file")
 
     monkeypatch.setattr("services.executor.model.loader.load_model", broken)

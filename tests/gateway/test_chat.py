@@ -71,7 +71,7 @@ def test_the_sandbox_holds(template: str) -> None:
 
 def test_a_template_that_is_none_is_a_start_error() -> None:
     with pytest.raises(StartError, match="chat template"):
-        ChatTemplate(ChatFormat("{% for %}", {}))
+        ChatTemplate(ChatFormat("{% for %}", {})).check()
 
 
 @pytest.mark.model

@@ -1,6 +1,7 @@
 """API keys: nobody gets past the door without one, and no one learns one."""
 
 import hashlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -139,3 +140,16 @@ def test_nothing_shows_a_key() -> None:
     keys = ApiKeys((KEY,))
     assert KEY not in repr(keys)
     assert KEY not in repr(vars(keys))
+
+
+async def test_metrics_may_have_a_port_of_their_own_that_needs_no_key(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with open_house(tmp_path, api_key=(KEY,), metrics_port=port) as house:
+        async with house.http.get(f"http://127.0.0.1:{port}/metrics") as response:
+            assert response.status == 200
+            assert "splitflap:open_requests" in await response.text()
+        async with house.http.get(f"http://127.0.0.1:{port}/v1/models") as response:
+            assert response.status == 404, "and nothing else is there"
+        assert (await house.get("/metrics"))[0] == 401

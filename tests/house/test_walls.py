@@ -1,5 +1,6 @@
 """The walls of the house: who may import whom, and what must not be there at all."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -32,9 +33,30 @@ def test_one_place_knows_msgpack_and_two_know_zmq():
     assert importers_of("zmq") == {"shared/links.py", "shared/curve.py"}
 
 
-@pytest.mark.parametrize("module", ["pickle", "marshal", "shelve", "dill", "cloudpickle"])
+@pytest.mark.parametrize(
+    "module", ["pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "code", "runpy"]
+)
 def test_nobody_unpickles(module):
     assert importers_of(module) == set()
+
+
+RUNS_CODE = {"eval", "exec", "compile", "__import__"}
+UNPICKLES = {"torch.load", "numpy.load", "np.load", "pandas.read_pickle"}
+
+
+def called(path):
+    """What a module calls by name: `eval`, `torch.load`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+            yield from (f"{word.arg}=" for word in node.keywords if word.arg is not None)
+
+
+def test_nobody_runs_text_as_code_or_loads_what_may_be_code():
+    found = {(str(path.relative_to(ROOT)), name) for path in SOURCES for name in called(path)}
+    assert ("services/cli.py", "sys.stderr.write") in found
+    forbidden = RUNS_CODE | UNPICKLES | {"trust_remote_code=", "allow_pickle="}
+    assert {(path, name) for path, name in found if name in forbidden} == set()
 
 
 def test_kernels_stays_an_empty_package():

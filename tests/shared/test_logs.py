@@ -6,6 +6,7 @@ import threading
 import pytest
 import structlog
 
+from shared.errors import InvariantBroken
 from shared.logs import configure_logs, get_logger
 
 
@@ -44,3 +45,31 @@ def test_the_console_form_is_one_write_a_line(monkeypatch):
     assert [(text.count("\n"), text[-1], "took_ms=3" in text) for text in writes] == [
         (1, "\n", True)
     ]
+
+
+SECRET = "what a client wrote"
+
+
+def fail_with(prompt):
+    held = [prompt]
+    try:
+        return {}[held[0]]
+    except KeyError as error:
+        raise InvariantBroken("a law") from error
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+@pytest.mark.parametrize(("service", "is_told"), [("gateway", False), ("executor", True)])
+def test_a_traceback_shows_places_and_a_gateways_no_words_of_clients(
+    capsys, log_format, service, is_told
+):
+    configure_logs(service, "debug", log_format)
+    try:
+        fail_with(SECRET)
+    except InvariantBroken:
+        get_logger("http").exception("request_failed")
+    told = capsys.readouterr().err
+    assert "in fail_with" in told
+    assert "shared.errors.InvariantBroken: a law" in told
+    assert told.count(SECRET) == is_told  # the message of the KeyError, no variable
+    assert told.index("KeyError") < told.index("which led to") < told.index("InvariantBroken: a")

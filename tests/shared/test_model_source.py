@@ -44,6 +44,20 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path):
         find_model(str(tmp_path / "model.bin"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_model_that_brings_code_is_refused(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text('{"auto_map": {"AutoModelForCausalLM": "modeling_x.XModel"}}')
+    with pytest.raises(StartError, match=rf"its {name} has an auto_map.*runs no code of models"):
+        find_model(str(tmp_path))
+
+
+def test_a_file_of_code_that_nothing_names_is_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"auto_map": {}}')
+    (tmp_path / "modeling_x.py").write_text("raise SystemExit")
+    assert find_model(str(tmp_path)).kind == "folder"
+
+
 def test_a_hub_that_cannot_be_reached_is_a_clear_error(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(StartError, match="the hub did not give it"):

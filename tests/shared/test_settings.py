@@ -84,6 +84,13 @@ def test_up_has_a_metrics_port_for_each_and_refuses_one_for_both():
         load(UpSettings, ["--metrics-port", "9000"], "up")
 
 
+def test_metrics_are_for_this_machine_unless_told_otherwise():
+    assert gateway().metrics_address is None
+    assert gateway("--metrics-port", "9000").metrics_address == ("127.0.0.1", 9000)
+    told = gateway("--metrics-port", "9000", "--metrics-host", "0.0.0.0")
+    assert told.metrics_address == ("0.0.0.0", 9000)
+
+
 def test_up_hands_each_process_what_is_its_own():
     settings = load(UpSettings, ["--model", "toy", "--block-size", "4", "--port", "1001"], "up")
     assert flags_of(settings, ExecutorSettings) == ["--model=toy", "--block-size=4"]

@@ -28,12 +28,13 @@ def complete(stack, **wish):
     return json.loads(text)
 
 
-def stream(stack, path="/v1/completions", **wish):
+def stream(stack, path="/v1/completions", headers=None, **wish):
     """The text deltas of a streamed completion, as they arrive."""
     connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=120)
     try:
+        body = json.dumps({**wish, "stream": True})
         connection.request(
-            "POST", path, json.dumps({**wish, "stream": True}), {"Content-Type": "application/json"}
+            "POST", path, body, {"Content-Type": "application/json", **(headers or {})}
         )
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()

@@ -17,7 +17,7 @@ from kernels.interface import (
     Quantization,
     Vocabulary,
 )
-from kernels.select import select_kernels, select_kv_dtype
+from kernels.select import interpreted_kernels, select_kernels, select_kv_dtype
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
 from services.executor.model.layers import inverse_frequencies
@@ -25,6 +25,8 @@ from services.executor.model.llama import Llama
 from services.executor.model.safetensors_file import SafetensorsFolder
 from shared.errors import InvariantBroken, StartError
 from shared.model_source import ModelSource
+
+CPU: Final = torch.device("cpu")
 
 Progress = Callable[[str], None]
 
@@ -59,14 +61,22 @@ def load_model(
     progress: Progress,
     kv_cache_dtype: str = "auto",
     quantization: Quantization | None = None,
+    *,
+    is_interpreted: bool = False,
 ) -> Llama:
     """Load the model of `source`; `progress` hears "loading weights 41 %".
+
+    `is_interpreted`: with a GPU's kernels, in Triton's interpreter.
 
     Raises: StartError naming the file, tensor or field that is missing, wrong or not supported, or
         the device or a dtype that there are no kernels for.
     """
-    kernels = select_kernels(device, dtype, quantization)
-    return load_onto(kernels, source, progress, select_kv_dtype(kernels, kv_cache_dtype))
+    if is_interpreted:
+        kernels = interpreted_kernels(dtype)
+    else:
+        kernels = select_kernels(device, dtype, quantization)
+    kv_dtype = select_kv_dtype(kernels, kv_cache_dtype)
+    return load_onto(kernels, source, progress, kv_dtype, device)
 
 
 def load_onto(
@@ -74,11 +84,12 @@ def load_onto(
     source: ModelSource,
     progress: Progress,
     kv_dtype: torch.dtype | None = None,
+    device: torch.device = CPU,
 ) -> Llama:
     """Load the model of `source` onto a back end, with keys and values in `kv_dtype` or its own.
 
     Peak memory stays near the size of the weights in its dtype: every tensor is converted by
-    pieces and packed before the next is read.
+    pieces and packed, on `device`, before the next is read.
     Raises: StartError as `load_model`.
     """
     with ExitStack() as files:
@@ -86,7 +97,7 @@ def load_onto(
         if not kernels.has_windows:
             config = config.without_windows()
         _check_shapes(tensors.shapes, expected_shapes(config), config.tied, str(source.path))
-        weights = _Loading(config, tensors, kernels, progress).weights()
+        weights = _Loading(config, tensors, kernels, progress, device).weights()
     return Llama(config, weights, kernels, kv_dtype)
 
 
@@ -162,13 +173,19 @@ class _Loading:
     """One pass over a model's tensors."""
 
     def __init__(
-        self, config: LlamaConfig, tensors: Tensors, kernels: Kernels, progress: Progress
+        self,
+        config: LlamaConfig,
+        tensors: Tensors,
+        kernels: Kernels,
+        progress: Progress,
+        device: torch.device,
     ) -> None:
         self._config = config
         self._tensors = tensors
         self._shapes = tensors.shapes
         self._kernels = kernels
         self._progress = progress
+        self._device = device
         self._total = sum(torch.Size(s).numel() for s in expected_shapes(config).values())
         self._done = 0
         self._percent = -1
@@ -176,7 +193,7 @@ class _Loading:
     def weights(self) -> DecoderWeights:
         """Everything, packed."""
         config = self._config
-        divisors = self._tensor([ROPE_DIVISORS]) if ROPE_DIVISORS in self._shapes else None
+        divisors = self._tensor([ROPE_DIVISORS]).cpu() if ROPE_DIVISORS in self._shapes else None
         embedding = self._vocabulary(EMBEDDING)
         head = embedding if config.tied else self._vocabulary(HEAD)
         layers = tuple(self._layer(index) for index in range(config.num_layers))
@@ -186,7 +203,7 @@ class _Loading:
             layers=layers,
             final_norm=self._tensor([FINAL_NORM]),
             head=head,
-            inverse_frequencies=inverse_frequencies(config, divisors),
+            inverse_frequencies=inverse_frequencies(config, divisors).to(self._device),
         )
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -226,7 +243,7 @@ class _Loading:
         if percent != self._percent:
             self._percent = percent
             self._progress(f"loading weights {percent} %")
-        return stacked
+        return stacked.to(self._device)
 
 
 def _return_free_memory() -> None:

@@ -40,14 +40,16 @@ def qualities() -> dict[str, Quality]:
     return compare(models, pieces_of(TEXT, source, 1, NUM_TOKENS))
 
 
+# Measured: bfloat16 99.3 %, 0.16e-3 and 8.1e-3; int8 94.0 %, 8.1e-3 and 4.8e-2; int8 cache too
+# 93.6 %, 9.2e-3 and 5.2e-2. Scales at the output beside: 0 %.
 def is_near(quality: Quality, exact: Quality) -> bool:
     """The bound."""
     return (
-        quality.agreement > 0.85
-        and quality.agreeing_clear > 0.97 * quality.clear
-        and quality.error < 0.15 * quality.positions
-        and quality.divergence < 0.06 * quality.positions
-        and quality.perplexity < 1.1 * exact.perplexity
+        quality.agreement > 0.9
+        and quality.agreeing_clear > 0.98 * quality.clear
+        and quality.error < 0.08 * quality.positions
+        and quality.divergence < 0.015 * quality.positions
+        and quality.perplexity < 1.03 * exact.perplexity
     )
 
 
@@ -63,4 +65,3 @@ def test_int8_weights_are_near_the_exact_ones(qualities: dict[str, Quality], nam
 def test_scales_at_the_output_beside_are_not(qualities: dict[str, Quality]) -> None:
     print(qualities["scales moved"].row("scales moved", 0))
     assert not is_near(qualities["scales moved"], qualities["float32"])
-    assert qualities["scales moved"].agreement < 0.85

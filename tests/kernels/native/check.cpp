@@ -202,8 +202,8 @@ int main() {
                       Kind{false, BFLOAT16, "float32 over bfloat16", 0.03},
                       Kind{false, INT8, "float32 over int8", 0.05},
                       Kind{true, INT8, "bfloat16 over int8", 0.07},
-                      Kind{false, FLOAT32, "float32, int8 weights", 0.05, true},
-                      Kind{true, BFLOAT16, "bfloat16, int8 weights", 0.07, true}}) {
+                      Kind{false, FLOAT32, "float32, int8 weights", 0.1, true},
+                      Kind{true, BFLOAT16, "bfloat16, int8 weights", 0.1, true}}) {
         const Model model(kind.is_bf16, kind.is_int8);
         for (int64_t length : {1, 7, 40, 290}) {
             if (kind.numbers != (kind.is_bf16 ? BFLOAT16 : FLOAT32) && length == 7) continue;

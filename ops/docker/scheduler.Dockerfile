@@ -1,0 +1,36 @@
+# The scheduler: block tables, queues, plans. No torch, no model.
+#   docker build -f ops/docker/scheduler.Dockerfile -t splitflap-scheduler .
+ARG BASE=docker.io/library/python:3.11-slim
+
+FROM ${BASE} AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PIP_CONSTRAINT=/build/ops/constraints.txt
+WORKDIR /build
+RUN python -m venv --without-pip /opt/splitflap
+COPY ops/constraints.txt ops/
+COPY ops/docker/scheduler.txt ops/docker/
+RUN pip --python /opt/splitflap/bin/python install -r ops/docker/scheduler.txt
+COPY pyproject.toml README.md ./
+COPY shared shared
+COPY services services
+COPY kernels kernels
+RUN pip --python /opt/splitflap/bin/python install --no-deps .
+
+FROM ${BASE}
+# Services share the folder of their sockets, and so the user whose folder it is.
+RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin splitflap \
+ && install -d -o splitflap -m 700 /run/splitflap
+COPY --from=build /opt/splitflap /opt/splitflap
+COPY --chmod=644 ops/docker/healthy.py /opt/splitflap/
+ENV PATH=/opt/splitflap/bin:$PATH XDG_RUNTIME_DIR=/run PYTHONUNBUFFERED=1 \
+    SPLITFLAP_METRICS_HOST=0.0.0.0 SPLITFLAP_METRICS_PORT=9100
+USER 10001:10001
+VOLUME /run/splitflap
+EXPOSE 9100
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+    CMD ["python", "/opt/splitflap/healthy.py", "9100", "/metrics"]
+ENTRYPOINT ["splitflap", "scheduler"]
