@@ -149,6 +149,9 @@ class GatewaySettings(CommonSettings):
     )
     stream_interval: Positive = Field(1, description="tokens of a choice between two events")
     ping_interval_s: Seconds = Field(15.0, description="': ping' after so long without an event")
+    slow_reader_timeout_s: Seconds = Field(
+        60.0, description="a client that takes nothing of its answer for so long is cut off"
+    )
     shutdown_timeout: Seconds = Field(30.0, description="seconds for open streams to finish")
 
 
@@ -190,6 +193,13 @@ class SchedulerSettings(CommonSettings):
     )
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
         1, description="steps sent ahead of their results, 1 or 2"
+    )
+    stream_ttl: Seconds = Field(
+        300.0, description="seconds for which a stream without a reader is kept for who comes back"
+    )
+    max_detached_streams: Positive = Field(4096, description="most streams that are kept so")
+    max_detached_bytes: Positive = Field(
+        256 * 2**20, description="most memory for these; the oldest that are over go first"
     )
 
 

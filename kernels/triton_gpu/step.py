@@ -21,6 +21,7 @@ from kernels.interface import PackedBatch
 from kernels.triton_gpu.attention import DeviceWork
 from kernels.triton_gpu.tiles import Tile
 from kernels.triton_gpu.work import StepWork, step_work
+from shared.errors import InvariantBroken
 
 Array = NDArray[np.int32] | NDArray[np.int64]
 
@@ -76,6 +77,21 @@ class StepRows:
     blocks: NDArray[np.int64]
     table_starts: NDArray[np.int64]
     logit_tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> "StepRows":
+        """A batch in main memory."""
+        num_rows, width = batch.block_tables.shape
+        return cls(
+            token_ids=batch.token_ids.numpy(),
+            positions=batch.positions.numpy().astype(np.int64),
+            slots=batch.slots.numpy(),
+            row_starts=batch.row_starts.numpy().astype(np.int64),
+            context_lengths=batch.context_lengths.numpy().astype(np.int64),
+            blocks=batch.block_tables.numpy().reshape(-1).astype(np.int64),
+            table_starts=np.arange(num_rows + 1) * width,
+            logit_tokens=batch.logit_tokens.numpy(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +153,14 @@ class StepLayout:
             num_partials = max(num_partials, work.decode.num_partials)
         arrays["blocks"] = rows.blocks.astype(np.int32)
         return LaidOut(arrays, bounds.items if bounds else num_partials)
+
+    def on(self, device: torch.device, rows: StepRows) -> DeviceBatch:
+        """A step of its own size, copied array by array; with sums of its own."""
+        laid = self.lay_out(rows)
+        if laid is None:
+            raise InvariantBroken("a step of its own size does not fit into it")
+        there = {name: torch.from_numpy(array).to(device) for name, array in laid.arrays.items()}
+        return self.batch(there, Sums.of(self, laid.num_partials, device))
 
     def _work(self, rows: StepRows, window: int) -> StepWork:
         """The work lists, their sequences named by where their tables begin."""

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from kernels.interface import PoolSpec
 from kernels.triton_gpu.backend import E4M3, Gpu, TritonKernels
 from kernels.triton_gpu.sampling import Draws, sample
+from kernels.triton_gpu.step import StepRows
 from kernels.triton_gpu.tiles import SHARED_A100, SHARED_H100, SHARED_MI300
 from ops.gpu.batches import pack
 from shared.geometry import ModelShape
@@ -142,7 +143,8 @@ def launch_all(target: str) -> dict[str, Callable[[], object]]:
         return kernels.allocate_pool(PoolSpec(shape, 64, 16, dtype, CPU))
 
     def attend(rows: tuple[tuple[int, int], ...], dtype: torch.dtype) -> object:
-        batch = pack(rows, 16, list(range(64)), torch.Generator())
+        packed = pack(rows, 16, list(range(64)), torch.Generator())
+        batch = kernels.step_layout(shape, dtype, (None,)).on(CPU, StepRows.of(packed))
         queries = torch.empty(len(batch.positions), HEADS, HEAD_DIM, dtype=torch.bfloat16)
         return kernels.paged_attention(pool(dtype), 0, queries, batch, 0.088)
 

@@ -73,6 +73,7 @@ class GpuRunner:
             *(model, pools.gpu, self._layout, streams, self._drawn),
             *(max_model_len, pools.block_size, graph_rows),
         )
+        streams.synchronize()  # what was put into its memory so far was by another stream
         self._swapping_out: Event | None = None
         """The end of a swap out beside which the last forward pass ran."""
 

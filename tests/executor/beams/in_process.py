@@ -2,8 +2,9 @@
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from services.executor.interpreter import Interpreter
+from services.executor.interpreter import Interpreter, Pending
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.scheduler.core.commands import Reply, RunStep
@@ -40,15 +41,24 @@ class InProcess:
     """A server without processes: submit, run, and read the answers."""
 
     def __init__(
-        self, model: DecoderModel, num_blocks: int, block_size: int = 16, num_cpu_blocks: int = 0
+        self,
+        model: DecoderModel,
+        num_blocks: int,
+        block_size: int = 16,
+        num_cpu_blocks: int = 0,
+        interpreter: Interpreter | None = None,
+        **config: Any,
     ) -> None:
+        """`interpreter` is over pools of these sizes; `config` is the scheduler's."""
         self.answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
         self.num_steps = 0
         self._plans: deque[StepPlan] = deque()
-        self.core = Scheduler(SchedulerConfig(Boot(7)))
-        pools = KVPools(model, num_blocks, block_size, num_cpu_blocks)
+        self.core = Scheduler(SchedulerConfig(Boot(7), **config))
         longest = min(model.shape.max_position_embeddings, num_blocks * block_size)
-        self._interpreter = Interpreter(model, pools, longest)
+        if interpreter is None:
+            pools = KVPools(model, num_blocks, block_size, num_cpu_blocks)
+            interpreter = Interpreter(model, pools, longest)
+        self._interpreter = interpreter
         ready = ExecutorReady(
             Boot(9), "tested", model.shape, block_size, num_blocks, num_cpu_blocks, longest,
             (), model.kv_dtype, Costs(64, 1e6, 1e3),
@@ -62,8 +72,11 @@ class InProcess:
 
     def run(self) -> None:
         """Steps until nothing is left to do; every law holds after each."""
-        while self._plans:
-            result = self._interpreter.run(self._plans.popleft())
+        pending: deque[Pending] = deque()
+        while self._plans or pending:
+            while self._plans:
+                pending.append(self._interpreter.launch(self._plans.popleft()))
+            result = self._interpreter.finish(pending.popleft())
             assert isinstance(result, StepResult), result
             assert not result.row_errors
             self.num_steps += 1

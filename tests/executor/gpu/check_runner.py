@@ -127,3 +127,15 @@ def test_a_long_sequence_is_in_splits_and_the_same_by_graphs():
     assert tokens(by_graph.run(*plans)) == tokens(eager.run(*plans))
     assert by_graph.runner.graphs.num_replayed == 2
     assert torch.equal(by_graph.pools.gpu[:75], eager.pools.gpu[:75])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(torch.float16, None), (torch.float16, torch.float8_e4m3fn), (torch.bfloat16, None)],
+    ids=str,
+)
+def test_in_half_precision_graphs_and_eager_steps_agree(dtype, kv_dtype):
+    """Draws of the CPU among them, and a swap; that it is near the reference is check_model's."""
+    by_graph, eager = (gpu(sizes, dtype=dtype, kv_dtype=kv_dtype) for sizes in ((4,), ()))
+    assert tokens(by_graph.run(*story())) == tokens(eager.run(*story()))
+    assert by_graph.runner.graphs.num_replayed == 4

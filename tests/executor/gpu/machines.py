@@ -24,6 +24,7 @@ class Machine:
 
     interpreter: Interpreter
     pools: KVPools
+    model: Llama
     runner: GpuRunner | None = None
 
     def run(self, *plans):
@@ -36,22 +37,29 @@ class Machine:
 def pools_of(model: Llama, num_blocks: int = NUM_BLOCKS) -> KVPools:
     pools = KVPools(model, num_blocks, BLOCK_SIZE, NUM_ASIDE)
     for pool in (pools.gpu, pools.cpu):
-        pool.fill_(float("nan"))
+        pool.view(torch.uint8).fill_(255)  # NaN in every dtype
     return pools
 
 
-def plain(sizes: Sizes = SIZES) -> Machine:
+def plain(sizes: Sizes = SIZES, num_blocks=NUM_BLOCKS) -> Machine:
     """What is obviously right."""
     model = random_decoder(ReferenceKernels(torch.float32), sizes)
-    pools = pools_of(model)
-    return Machine(Interpreter(model, pools, LONGEST), pools)
+    pools = pools_of(model, num_blocks)
+    return Machine(Interpreter(model, pools, LONGEST), pools, model)
 
 
-def gpu(graph_rows=(), streams=None, sizes: Sizes = SIZES, num_blocks=NUM_BLOCKS) -> Machine:
+def gpu(
+    graph_rows=(),
+    streams=None,
+    sizes: Sizes = SIZES,
+    num_blocks=NUM_BLOCKS,
+    dtype=torch.float32,
+    kv_dtype=None,
+) -> Machine:
     """What a GPU does."""
-    model = random_decoder(TritonKernels(torch.float32, Gpu()), sizes)
+    model = random_decoder(TritonKernels(dtype, Gpu()), sizes, kv_dtype)
     pools = pools_of(model, num_blocks)
     runner = GpuRunner(model, pools, streams or InlineStreams(), LONGEST, graph_rows=graph_rows)
     if graph_rows:
         runner.capture(lambda phase: None)
-    return Machine(Interpreter(model, pools, LONGEST, runner=runner), pools, runner)
+    return Machine(Interpreter(model, pools, LONGEST, runner=runner), pools, model, runner)
