@@ -220,6 +220,9 @@ class ExecutorSettings(CommonSettings):
             "of weights and activations; auto: bfloat16 on a GPU, and where the CPU computes in it"
         ),
     )
+    quantization: Literal["int8"] | None = Field(
+        None, description="multiply weights and activations as int8; default: in --dtype"
+    )
     kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8_e4m3"] = Field(
         "auto", description="of keys and values in the KV pool; auto: the weights' own"
     )
