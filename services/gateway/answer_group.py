@@ -70,6 +70,8 @@ class AnswerGroup:
         stream = self._link.submit(submit, partial(self._on_news, number))
         self._streams.append(stream)
         self._unaccepted.add(number)
+        if stream.is_refused:
+            self._on_news(number)
 
     def adopt(self, stream: AnswerStream) -> None:
         """One more request, which was taken over: all that has come of it is news."""

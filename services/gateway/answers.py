@@ -1,5 +1,6 @@
 """The JSON of answers and of a stream's events, for both endpoints."""
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from services.gateway.call import Endpoint
 from services.gateway.event_id import event_id
 from services.gateway.json_portions import LongList
 from services.gateway.kv_bill import bill_fields
-from shared.ids import RequestId
+from shared.ids import Boot, RequestId
 from shared.messages import KVBill
 
 PREFIXES: Final[dict[Endpoint, str]] = {"completion": "cmpl-", "chat": "chatcmpl-"}
@@ -24,6 +25,16 @@ _CHUNK: Final[dict[Endpoint, str]] = {
 def new_request_id(endpoint: Endpoint, random_hex: str) -> RequestId:
     """`cmpl-...` or `chatcmpl-...`; never a client's own id."""
     return RequestId(PREFIXES[endpoint] + random_hex)
+
+
+def boot_tag(boot: Boot) -> str:
+    """The last 8 characters of the ids of what was first asked of this scheduler life."""
+    return hashlib.sha256(boot.to_bytes(8, "little")).hexdigest()[:8]
+
+
+def seed_of(request_id: RequestId) -> int:
+    """The seed of a request without one: the same if it has to be begun again."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)

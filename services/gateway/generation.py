@@ -97,6 +97,11 @@ class Generation:
             self._group.submit(submit)
             await turn.give()
 
+    def begin_again(self, told: Told) -> None:
+        """It was begun before, and lost: `start` it, and tell what comes after this."""
+        self._told = told
+        self._times.begin_anywhere()
+
     def take_over(
         self,
         streams: Sequence[AnswerStream],
@@ -105,8 +110,7 @@ class Generation:
         told: Told,
     ) -> None:
         """Go on with requests that others had, one a prompt, after what the client was told."""
-        self._told = told
-        self._times.begin_anywhere()
+        self.begin_again(told)
         self._progress = Progress(
             self.call, prompts, self._tokenizer, eos_token_ids, self._stream_interval
         )

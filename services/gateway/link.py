@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
+from services.gateway.attaching import Attaching, moved
 from services.gateway.pins import GatewayPins
 from services.gateway.readiness import LinkTimes, Readiness
 from shared.curve import ClientKeys
@@ -24,7 +25,6 @@ from shared.logs import get_logger
 from shared.messages import (
     TO_GATEWAY,
     Accepted,
-    Attach,
     Attached,
     Cancel,
     CancelReason,
@@ -65,21 +65,6 @@ MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a sign that it was taken in between
 _log = get_logger("link")
 
 
-class _Attaching:
-    """Somebody waits for the answer to this `Attach`."""
-
-    def __init__(self, attach: Attach) -> None:
-        self.attach = attach
-        self.answer: asyncio.Future[AnswerStream | Refused] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-    def answered(self, answer: AnswerStream | Refused) -> None:
-        """Wake whoever waits, if it still does."""
-        if not self.answer.done():
-            self.answer.set_result(answer)
-
-
 class SchedulerLink:
     """One gateway life's connection to the scheduler."""
 
@@ -104,7 +89,9 @@ class SchedulerLink:
         )
         self.pins = GatewayPins(self._dealer.send)
         self._streams: dict[RequestId, AnswerStream] = {}
-        self._attaching: dict[RequestId, _Attaching] = {}
+        self._attaching = Attaching(
+            self._dealer.send, lambda stream: self.release(stream, keeps=True)
+        )
         self._unsent: dict[RequestId, Cancel | Detach | Done] = {}
         self._orphans: set[RequestId] = set()
         self._idle = asyncio.Event()
@@ -134,6 +121,10 @@ class SchedulerLink:
         Raises: WireError if it has no wire form (far too long).
         """
         stream = AnswerStream(submit, on_news)
+        if submit.request_id in self._streams:  # only an id that a client gave can be
+            taken = "Last-Event-ID: another request has this id"
+            stream.refusal = Refused(submit.request_id, ErrorCode.INVALID, taken, "Last-Event-ID")
+            return stream
         self._send_submit(stream)
         self._streams[stream.request_id] = stream
         self._idle.clear()
@@ -147,23 +138,7 @@ class SchedulerLink:
         Whoever reads it now is told that it has moved. Raises: TimeoutError if the scheduler does
         not say in time whether it has the request.
         """
-        asked = _Attaching(Attach(request_id, key_hash))
-        if (before := self._attaching.get(request_id)) is not None:
-            before.answered(_moved(request_id))
-        self._attaching[request_id] = asked
-        self._dealer.send(asked.attach)  # and again at each beat
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asked.answer
-        except (asyncio.CancelledError, TimeoutError):
-            if asked.answer.done() and not asked.answer.cancelled():
-                stream = asked.answer.result()
-                if isinstance(stream, AnswerStream):
-                    self.release(stream, keeps=True)
-            raise
-        finally:
-            if self._attaching.get(request_id) is asked:
-                del self._attaching[request_id]
+        return await self._attaching.ask(request_id, key_hash, timeout_s)
 
     def stop(self, stream: AnswerStream, sequence: int) -> None:
         """A stop string was found: this choice needs no more tokens."""
@@ -244,9 +219,8 @@ class SchedulerLink:
             self.fail_all(f"the server was not ready for {lost_s:g} s ({phase}); try again later")
         # Every time: a scheduler that took us for dead forgot us, and its Welcome resends.
         self._dealer.send(Hello(self.boot))
-        for asked in self._attaching.values():
-            self._dealer.send(asked.attach)
-        for request_id in self._orphans - self._streams.keys() - self._attaching.keys():
+        self._attaching.beat()
+        for request_id in self._orphans - self._streams.keys() - self._attaching.request_ids:
             self._unsent.setdefault(request_id, _gone(request_id))
         self._orphans.clear()
         self.pins.beat()
@@ -309,30 +283,28 @@ class SchedulerLink:
         stream = self._streams.get(message.request_id)
         if stream is not None:
             stream.ended(message)
-        elif message.request_id not in self._attaching:
+        elif message.request_id not in self._attaching.request_ids:
             self._send_last(Done(message.request_id))
 
     def _on_attached(self, message: Attached) -> None:
-        asked = self._attaching.pop(message.request_id, None)
         before = self._streams.get(message.request_id)
-        if asked is None:
+        if message.request_id not in self._attaching.request_ids:
             if before is None:  # who wanted it has left meanwhile
                 self._send_last(Detach(message.request_id))
             return
         if before is not None:
-            before.refused(_moved(message.request_id))
+            before.refused(moved(message.request_id))
         stream = AnswerStream.taken_over(message, self._scheduler.boot)
         self._streams[message.request_id] = stream
         self._idle.clear()
-        asked.answered(stream)
+        self._attaching.answered(message.request_id, stream)
         _ATTACHED.inc()
 
     def _on_refused(self, message: Refused) -> None:
         if self.pins.refused(message):
             return
         if message.code is ErrorCode.UNKNOWN_STREAM:
-            if (asked := self._attaching.pop(message.request_id, None)) is not None:
-                asked.answered(message)
+            self._attaching.answered(message.request_id, message)
             return
         stream = self._streams.get(message.request_id)
         if stream is None or stream.is_over:
@@ -386,7 +358,3 @@ class SchedulerLink:
 
 def _gone(request_id: RequestId) -> Cancel:
     return Cancel(request_id, None, CancelReason.CLIENT_GONE)
-
-
-def _moved(request_id: RequestId) -> Refused:
-    return Refused(request_id, ErrorCode.MOVED, "the stream goes on at another connection")

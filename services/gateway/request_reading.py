@@ -32,8 +32,12 @@ async def body_of(
     request: web.Request, limits: HttpLimits, parse: Callable[[dict[str, Any]], _Asked]
 ) -> _Asked:
     """What the request's body asks; notes ARRIVED_AT. Raises: Failure or RequestError."""
-    _check_head(request, limits.max_body_bytes)
-    body = await read_body(request, limits)
+    check_head(request, limits.max_body_bytes)
+    return await parsed(await read_body(request, limits), parse)
+
+
+async def parsed(body: bytes, parse: Callable[[dict[str, Any]], _Asked]) -> _Asked:
+    """What a body asks, others having their turns meanwhile. Raises: Failure or RequestError."""
     if len(body) <= _PARSE_AT_ONCE_BYTES:
         return parse(parse_object(body))
     return await asyncio.to_thread(lambda: parse(parse_object(body)))
@@ -64,7 +68,7 @@ async def expect_nothing_yet(_request: web.Request) -> None:
     """aiohttp's answer to `Expect`: `body_of` asks for the body once the head has passed."""
 
 
-def _check_head(request: web.Request, max_body_bytes: int) -> None:
+def check_head(request: web.Request, max_body_bytes: int) -> None:
     """Refuse a body by what its head says. Raises: Failure."""
     if request.content_type != "application/json":
         raise failures.Failure(

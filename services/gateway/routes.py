@@ -2,16 +2,19 @@
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from aiohttp import web
 
 from services.gateway import failures, openai, sse
-from services.gateway.answers import Answer, new_request_id
-from services.gateway.call import Call
+from services.gateway.answers import PREFIXES, Answer, boot_tag, new_request_id, seed_of
+from services.gateway.call import Call, Endpoint
 from services.gateway.chat import ChatTemplate
 from services.gateway.connection_clock import clock_of
 from services.gateway.encoding import Encoder
+from services.gateway.event_id import Told
 from services.gateway.generation import Generation
 from services.gateway.keys import ALLOWANCE, KEY_HASH
 from services.gateway.link import SchedulerLink
@@ -24,12 +27,16 @@ from services.gateway.request_reading import (
     ARRIVED_AT,
     HttpLimits,
     body_of,
+    check_head,
     expect_nothing_yet,
+    parsed,
+    read_body,
 )
-from services.gateway.stream_routes import LAST_EVENT_ID, StreamRoutes
+from services.gateway.stream_routes import LAST_EVENT_ID, StreamRoutes, check_places, last_event
 from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
-from shared.errors import RequestError
+from shared.errors import ErrorCode, RequestError
+from shared.ids import RequestId
 from shared.messages import Activity, Welcome
 from shared.metrics import metrics_page
 from shared.version import VERSION
@@ -93,28 +100,68 @@ class Routes:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         if request.headers.get(LAST_EVENT_ID):
-            return await self._streams.again(request, "completion")
+            return await self._again(request, "completion", openai.parse_completion)
         call = await body_of(request, self._limits, openai.parse_completion)
         return await self._answer(request, call)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         if request.headers.get(LAST_EVENT_ID):
-            return await self._streams.again(request, "chat")
+            return await self._again(request, "chat", openai.parse_chat)
         call = await body_of(request, self._limits, openai.parse_chat)
         return await self._answer(request, call)
 
-    async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _again(
+        self, request: web.Request, endpoint: Endpoint, parse: Callable[[dict[str, Any]], Call]
+    ) -> web.StreamResponse:
+        """Go on behind Last-Event-ID.
+
+        If the scheduler that had the stream is gone, and its log with it, and the body says what
+        was asked, it is generated once more, which gives the same tokens, and the rest is told.
+        """
+        body = await read_body(request, self._limits)
+        call_id, told = last_event(request)
+        if not call_id.startswith(PREFIXES[endpoint]):
+            raise failures.bad_event_id("is one of the other endpoint that generates; ask there")
         try:
-            return await self._carry_out(request, call)
+            return await self._streams.go_on(request, call_id, told)
+        except failures.Failure as failure:
+            is_gone = failure.code == ErrorCode.UNKNOWN_STREAM and not call_id.endswith(
+                boot_tag(self._welcome().boot)
+            )
+            if not is_gone or not body:
+                raise
+        check_head(request, self._limits.max_body_bytes)
+        call = await parsed(body, parse)
+        if call.stream is None:
+            raise failures.bad_event_id("is one of a stream: set stream to true, as before")
+        return await self._answer(request, call, call_id, told)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        call: Call,
+        call_id: RequestId | None = None,
+        told: Told | None = None,
+    ) -> web.StreamResponse:
+        """Carry a call out: a new one, or one that its client has been told the beginning of."""
+        try:
+            return await self._carry_out(request, call, call_id, told)
         except (failures.Failure, RequestError) as error:
             error.message, error.param = call.in_client_words(error.message, error.param)
             raise
 
-    async def _carry_out(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _carry_out(
+        self, request: web.Request, call: Call, call_id: RequestId | None, told: Told | None
+    ) -> web.StreamResponse:
         model = self._models.named(call.model)
         welcome = self._welcome()
-        answer = Answer(call.endpoint, new_request_id(call.endpoint, secrets.token_hex(16)), model)
+        if call_id is None:
+            random_hex = secrets.token_hex(12) + boot_tag(welcome.boot)
+            call_id = new_request_id(call.endpoint, random_hex)
+        answer = Answer(call.endpoint, call_id, model)
+        if not call.is_seeded:
+            call = replace(call, sampling=replace(call.sampling, seed=seed_of(call_id)))
         generation = Generation(
             call,
             answer,
@@ -126,6 +173,9 @@ class Routes:
         )
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
         generation.call = replace(call, sampling=sampling)
+        if told is not None:
+            check_places(told, len(prompts) * sampling.n)
+            generation.begin_again(told)
         allowance = request[ALLOWANCE]
         allowance.admit_prompt(sum([len(prompt.token_ids) for prompt in prompts]))
         welcome = self._welcome()  # meanwhile we may have begun to drain, or lost the scheduler

@@ -1,4 +1,4 @@
-"""Streams that were cut off, and go on: GET /v1/streams/{id}, or a POST that names its last event.
+"""Streams that were cut off, and go on: GET /v1/streams/{id}. A POST may do the same (routes.py).
 
 What a client has is its `Last-Event-ID`; the rest is at the scheduler, so any gateway can tell it.
 Whoever still reads the stream elsewhere is cut off: it is its client that has come back.
@@ -12,15 +12,14 @@ from aiohttp import web
 
 from services.gateway import failures, sse
 from services.gateway.answer_stream import AnswerStream
-from services.gateway.answers import PREFIXES
-from services.gateway.call import Endpoint, Prompt
+from services.gateway.call import Prompt
 from services.gateway.connection_clock import clock_of
 from services.gateway.event_id import Told, is_request_id, read_event_id
 from services.gateway.generation import Generation
 from services.gateway.keys import ALLOWANCE, KEY_HASH
 from services.gateway.link import SchedulerLink
 from services.gateway.outcome import OUTCOME, REQUEST_ID, outcome_of
-from services.gateway.request_reading import ARRIVED_AT, HttpLimits, read_body
+from services.gateway.request_reading import ARRIVED_AT, HttpLimits
 from services.gateway.stream_context import (
     NotUnderstood,
     StreamContext,
@@ -66,28 +65,21 @@ class StreamRoutes:
             raise failures.unknown_stream("no such stream: its id is that of each of its chunks")
         told = Told()
         if request.headers.get(LAST_EVENT_ID):
-            named, told = _last_event(request)
+            named, told = last_event(request)
             if named != call_id:
                 raise failures.bad_event_id(f"is one of {named}, not of this stream")
-        return await self._go_on(request, RequestId(call_id), told, _RETRY)
+        return await self.go_on(request, RequestId(call_id), told, _RETRY)
 
-    async def again(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-        """POST with Last-Event-ID: the same, and the body asks nothing."""
-        await read_body(request, self._limits)
-        call_id, told = _last_event(request)
-        if not call_id.startswith(PREFIXES[endpoint]):
-            raise failures.bad_event_id("is one of the other endpoint that generates; ask there")
-        return await self._go_on(request, call_id, told)
-
-    async def _go_on(
+    async def go_on(
         self, request: web.Request, call_id: RequestId, told: Told, preface: bytes = b""
     ) -> web.StreamResponse:
+        """Tell the rest. Raises: Failure, `stream_not_found` if the scheduler has it not."""
         welcome = self._welcome()
         streams: list[AnswerStream] = []
         generation = None
         try:
             context, prompts = await self._attach(call_id, request[KEY_HASH], streams)
-            _check_places(told, context.num_prompts * context.call.sampling.n)
+            check_places(told, context.num_prompts * context.call.sampling.n)
             generation = Generation(
                 context.call,
                 context.answer,
@@ -142,7 +134,8 @@ class StreamRoutes:
         return answer
 
 
-def _last_event(request: web.Request) -> tuple[RequestId, Told]:
+def last_event(request: web.Request) -> tuple[RequestId, Told]:
+    """What a request's Last-Event-ID says. Raises: Failure."""
     given = request.headers[LAST_EVENT_ID]
     read = read_event_id(given)
     if read is None:
@@ -150,7 +143,8 @@ def _last_event(request: web.Request) -> tuple[RequestId, Told]:
     return read
 
 
-def _check_places(told: Told, num_choices: int) -> None:
+def check_places(told: Told, num_choices: int) -> None:
+    """Refuse an event's id that speaks of more or fewer choices. Raises: Failure."""
     if told.places and len(told.places) != num_choices:
         raise failures.bad_event_id(
             f"speaks of {len(told.places)} choices; this stream has {num_choices}"

@@ -183,6 +183,11 @@ class ScriptedScheduler:
         await self.until(lambda: len(self.of(Submit)) >= count)
         return self.of(Submit)[count - 1]
 
+    async def submitted_nothing(self) -> None:
+        """Until a gateway has been welcomed here and has beaten once more: it had nothing open."""
+        await self.until(lambda: len(self.of(Hello)) >= 2 and len(self.of(Heartbeat)) >= 2)
+        assert self.of(Submit) == []
+
     def of(self, kind: type[T]) -> list[T]:
         return [message for message in self.received if isinstance(message, kind)]
 

@@ -310,6 +310,70 @@ async def test_whoever_leaves_while_it_asks_for_a_stream_takes_nothing_along(hou
     await house.scheduler.until(lambda: submit.request_id in house.scheduler.detached)
 
 
+# ------------------------------------------------------------------ lost with its scheduler
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+async def test_a_stream_whose_scheduler_is_gone_is_begun_again_by_who_says_what_it_was(
+    house: House, seed: int | None
+) -> None:
+    submit, last = await left(house, seed=seed)
+    assert submit.sampling.seed == 5 or seed is None
+    await restart(house)
+    await house.scheduler.submitted_nothing()
+    status = await refused(house, "GET", f"/v1/streams/{submit.request_id}")
+    assert status[:2] == (404, "stream_not_found")
+    body = {"prompt": "Hi", "stream": True, "seed": seed, **KEPT}
+    asking = house.http.post(house.url + PATH, headers={"Last-Event-ID": last}, json=body)
+    async with as_events(asking) as events:
+        again = await house.scheduler.submitted()
+        assert (again.request_id, again.sampling) == (submit.request_id, submit.sampling)
+        assert (again.generated, again.resubmitted) == ((), False)
+        house.scheduler.run(submit.request_id, "abcde")
+        house.scheduler.finish(submit.request_id)
+        told = await events.rest()
+    assert (text_of(told), told[-1]) == ("de", "[DONE]")
+
+
+async def test_what_is_not_the_request_of_the_stream_does_not_begin_it(house: House) -> None:
+    submit, last = await left(house)
+    await restart(house)
+    await house.scheduler.submitted_nothing()
+    url, headers = house.url + PATH, {"Last-Event-ID": last}
+    for body, says in (
+        ({"prompt": "Hi"}, "set stream to true"),
+        ({"prompt": "Hi", "stream": True, "n": 2}, "this stream has 2"),
+        ({"prompt": 5, "stream": True}, "prompt"),
+    ):
+        async with house.http.post(url, headers=headers, json=body) as response:
+            assert response.status == 400
+            assert says in (await response.json())["error"]["message"]
+    assert house.scheduler.of(Submit) == []
+    assert submit.request_id not in house.scheduler.logs
+
+
+async def test_a_known_request_is_not_begun_again_under_another_key(tmp_path: Path) -> None:
+    """Whoever knows the id of a stranger's open stream hears nothing of it, and does no harm."""
+    async with open_house(tmp_path, api_key=("sk-a", "sk-b")) as house:
+        house.scheduler.holds = True
+        as_a, as_b = ({"Authorization": f"Bearer sk-{name}"} for name in "ab")
+        body = {"prompt": "Hi", "stream": True}
+        async with house.http.post(house.url + PATH, json=body, headers=as_a) as response:
+            events = Events(response)
+            submit = await house.scheduler.submitted()
+            house.scheduler.run(submit.request_id, "secret")
+            last = await id_of_next(events)
+            house.scheduler = await restart(house)
+            await house.scheduler.submitted()
+            headers = {**as_b, "Last-Event-ID": last}
+            async with house.http.post(house.url + PATH, json=body, headers=headers) as stranger:
+                told = await stranger.json()
+            assert (stranger.status, told["error"]["param"]) == (400, "Last-Event-ID")
+            house.scheduler.run(submit.request_id, "s")
+            house.scheduler.finish(submit.request_id)
+            assert text_of(await events.rest()) == "s"
+
+
 # ------------------------------------------------------------------ what is refused
 
 

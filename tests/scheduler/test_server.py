@@ -14,11 +14,16 @@ from shared.ids import Boot
 from shared.liveness import SILENCE_S
 from shared.messages import (
     Accepted,
+    Activity,
     Adopt,
+    Attach,
+    Attached,
+    Detach,
     Done,
     Finished,
     Heartbeat,
     Refused,
+    Sampled,
     StepPlan,
     StepResult,
     StreamPosition,
@@ -241,3 +246,53 @@ async def test_what_the_settings_say_reaches_the_core(tmp_path):
     await world.close()
     assert (config.scheduling_policy, config.max_pinned_share) == ("priority", 0.25)
     assert config.enable_kv_bill
+
+
+async def test_what_it_is_doing_is_told_with_its_heartbeats(world):
+    gateway, executor = await world.gateway(), await world.executor()
+
+    async def told():
+        await say(gateway, Heartbeat(Boot(9)))
+        return (await hear(gateway, Heartbeat)).activity
+
+    assert await told() is Activity.IDLE
+    await say(gateway, SUBMIT)
+    plan = await hear(executor, StepPlan)
+    assert await told() is Activity.BUSY
+    world.now += SILENCE_S - 0.1
+    assert await told() is Activity.BUSY
+    for _ in range(30):  # it lives, and its step does not come back
+        world.now += SILENCE_S - 0.1
+        await say(executor, Heartbeat(READY.boot))
+        await until(lambda: world.server.executor.heard_at == world.now)
+        await told()
+    assert await told() is Activity.STALLED
+    (sample,) = plan.rows[0].samples
+    drawn = (Sampled(sample.sequence_id, 70),)
+    await say(executor, StepResult(plan.boot, plan.step_id, drawn))
+    await hear(gateway, Tokens)
+    assert await told() is Activity.BUSY
+    await run_plan(executor)
+    await hear(gateway, Finished)
+    assert await told() is Activity.IDLE
+
+
+async def test_a_lost_gateways_streams_wait_for_another(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    await say(gateway, replace(SUBMIT, context=b"c"))
+    await hear(executor, StepPlan)
+    world.now += SILENCE_S + 0.1
+    await say(executor, Heartbeat(READY.boot))
+    await until(lambda: not world.server.gateways)
+    other = await world.gateway(b"g2")
+    await say(other, Attach("cmpl-1", b""))
+    attached = await hear(other, Attached)
+    assert (attached.submit.prompt, attached.submit.context) == (SUBMIT.prompt, b"c")
+    await say(other, Detach("cmpl-1"))
+    await until(lambda: world.server.core.num_detached == 1)
+    page = {sample.name: sample.value for metric in SchedulerCollector(world.server).collect()
+            for sample in metric.samples}  # fmt: skip
+    assert page["splitflap:detached_streams"] == 1
+    assert page["splitflap:streams_orphaned_total"] == 1
+    assert page["splitflap:streams_attached_total"] == 1
+    assert page["splitflap:detached_stream_bytes"] > 0

@@ -92,8 +92,8 @@ class Reader:
         self.connection.close()
 
 
-def ask(one, method, path, body=None, headers=None):
-    """A reader of the answer to this; its status is 200."""
+def ask(one, method, path, body=None, headers=None, *, may_be_away=False):
+    """A reader of the answer to this; its status is 200, or 503 (None) if it `may_be_away`."""
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=120)
     raw = None if body is None else json.dumps(body)
     kind = {} if body is None else {"Content-Type": "application/json"}
@@ -102,6 +102,8 @@ def ask(one, method, path, body=None, headers=None):
     if answer.status != 200:
         told = answer.read().decode()
         connection.close()
+        if may_be_away and answer.status == 503:
+            return None
         raise AssertionError(f"{answer.status}: {told}")
     return Reader(connection, answer)
 

@@ -114,6 +114,48 @@ def test_a_stream_goes_on_while_nobody_reads_it_and_is_there_when_somebody_does(
     until(lambda: stack.metrics()["detached_streams"] == 1, "kept once more")
 
 
+def test_gateway_and_scheduler_killed_at_once_cost_no_stream_whose_client_asks_again(stack):
+    """Nobody is left who knows the streams; the clients say again what they had asked."""
+    wishes = {name: WISHES[name] for name in ("several answers", "unseeded", "a chat")}
+    whole = {
+        name: joined(streamed(stack, path, wish).read())
+        for name, (path, wish) in wishes.items()
+        if name != "unseeded"
+    }
+    with gateway(stack) as first, gateway(stack) as second:
+        cut = {
+            name: streamed(first, path, wish, resumable=True).read(4)
+            for name, (path, wish) in wishes.items()
+        }
+        scheduler = stack.children()["scheduler"]
+        first.process.kill()
+        scheduler.kill()
+        for reader in cut.values():
+            reader.read()
+            assert not reader.is_done
+        rest = {name: asked_again(second, cut[name], *wishes[name]) for name in wishes}
+        for name, reader in rest.items():
+            assert reader.read().is_done, name
+        call_id = cut["unseeded"].last_id.partition(":")[0]
+        until(lambda: stack.metrics()["detached_streams"] >= 3, "all are kept")
+        whole["unseeded"] = joined(ask(second, "GET", f"/v1/streams/{call_id}").read())
+    assert scheduler.pid != stack.children()["scheduler"].pid
+    for name, told in whole.items():
+        assert joined(cut[name], rest[name]) == told, name
+
+
+def asked_again(one, reader, path, wish):
+    """The rest of a stream, its request sent again until the server is up again."""
+    options = {"include_usage": True, "resumable": True}
+    body = {**wish, "stream": True, "stream_options": options}
+
+    def answered():
+        headers = {"Last-Event-ID": reader.last_id}
+        return ask(one, "POST", path, body, headers, may_be_away=True)
+
+    return until(answered, "it answers again", 60)
+
+
 def test_a_client_that_says_nothing_of_coming_back_is_cancelled(stack):
     with counted(stack) as grown:
         cut = streamed(stack, COMPLETIONS, LONG).read(3)
