@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.executor.model.loader import load_model
+from kernels.reference import ReferenceKernels
+from services.executor.model.loader import load_model, load_onto
 from shared.errors import StartError
 from shared.model_source import ModelSource
 from tests.executor.model.teacher import all_logits
@@ -198,6 +199,15 @@ def test_dtypes_and_devices_without_kernels(folder: Path, monkeypatch: pytest.Mo
         load_model(source, torch.float32, torch.device("cuda"), lambda _: None)
     with pytest.raises(StartError, match="cpu and cuda"):
         load_model(source, torch.float32, torch.device("meta"), lambda _: None)
+
+
+def test_weights_and_pools_are_where_they_were_asked_for(folder: Path) -> None:
+    source, elsewhere = ModelSource("tiny", "folder", folder), torch.device("meta")
+    kernels = ReferenceKernels(torch.float16)
+    model = load_onto(kernels, source, lambda _: None, device=elsewhere)
+    pool = model.allocate_pool(3, 16)
+    assert (pool.device.type, model.allocate_swap_pool(3, 16).device.type) == ("meta", "cpu")
+    assert pool.dtype == torch.float16
 
 
 # ------------------------------------------------------------------------------------ GGUF
