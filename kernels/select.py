@@ -1,5 +1,7 @@
 """Which back end and which dtype a device gets."""
 
+import os
+
 import torch
 
 from kernels.cpu.backend import CpuKernels
@@ -43,7 +45,7 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
 def _gpu_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """Triton is imported only here: a CPU needs none of it."""
     if not torch.cuda.is_available():
-        raise StartError(f"device {device}: torch {torch.__version__} sees no GPU; choose cpu")
+        raise StartError(f"--device cuda: torch {torch.__version__} sees no GPU; choose cpu")
     if dtype not in GPU_DTYPES:
         raise StartError(
             f"--dtype {str(dtype).removeprefix('torch.')}: a GPU computes in bfloat16, float16 or "
@@ -53,15 +55,30 @@ def _gpu_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         from kernels.triton_gpu.backend import Gpu, TritonKernels
     except ModuleNotFoundError as missing:
         raise StartError(
-            f"device {device}: its kernels need {missing.name}; pip install 'splitflap[gpu]'"
+            f"--device cuda: its kernels need {missing.name}; pip install 'splitflap[gpu]'"
         ) from missing
     return TritonKernels(dtype, Gpu.of(device))
 
 
-def select_draws(device: torch.device) -> NativeDraws | None:
-    """What draws tokens from logits faster than NumPy on `device`; None if nothing does."""
-    if device.type != "cpu":
-        return None
+def interpreted_kernels(dtype: torch.dtype) -> Kernels:
+    """A GPU's kernels, run on the CPU by Triton's interpreter: slow, for tests.
+
+    Raises: StartError if there is no Triton.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"  # read where Triton's kernels are defined
+    try:
+        from kernels.triton_gpu import repair
+        from kernels.triton_gpu.backend import Gpu, TritonKernels
+    except ModuleNotFoundError as missing:
+        raise StartError(
+            f"--device interpreter: needs {missing.name}; pip install 'splitflap[gpu]'"
+        ) from missing
+    repair.install()
+    return TritonKernels(dtype, Gpu())
+
+
+def select_draws() -> NativeDraws | None:
+    """What draws tokens from logits in main memory faster than NumPy; None if nothing does."""
     try:
         return NativeDraws()
     except NotBuilt:  # which `select_kernels` tells of

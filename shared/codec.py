@@ -19,7 +19,7 @@ import msgpack
 from shared.errors import InvariantBroken, WireError
 from shared.ids import Biases, Ids
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 _Coder = Callable[[Any], Any]

@@ -27,7 +27,9 @@ class ErrorCode(StrEnum):
     UNKNOWN_PREFIX = "prefix_not_found"
     UNAVAILABLE = "service_unavailable"
     UNKNOWN_REQUEST = "unknown_request"
+    UNKNOWN_STREAM = "stream_not_found"
     MOVED = "stream_moved"
+    DRAINING = "gateway_draining"
     INTERNAL = "internal_error"
 
 

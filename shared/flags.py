@@ -18,7 +18,6 @@ _METAVARS: Final = {int: "N", float: "X", bool: "", Path: "PATH"}
 _INDENT: Final = 34
 _MOST_COLUMNS: Final = 120
 _NOT_OURS: Final = {
-    "--gpu-memory-utilization": "--kv-cache-memory-bytes says how large the KV pool is",
     "--help-all": "--help lists them",
     "--trust-remote-code": "no code of a model is ever run here",
 }

@@ -27,16 +27,26 @@ class StreamPosition:
     positions: Ids
 
 
+class Activity(StrEnum):
+    """What a scheduler that is ready is doing. STALLED: no step has come back for too long."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    STALLED = "stalled"
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """I live. `phase` says what I am doing while not ready ("" = ready).
 
     A gateway lists its open streams: what a full or lost connection swallowed is sent again.
+    `activity` is the scheduler's.
     """
 
     boot: Boot
     phase: str = ""
     streams: tuple[StreamPosition, ...] = ()
+    activity: Activity = Activity.IDLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,8 @@ class Submit:
     """Generate for `prompt`; with `generated`, go on from there (after a scheduler restart).
 
     `prompt_logprobs` are those of prompt[1:], if they were asked for and delivered already.
-    `context` is the gateway's own, given back by `Attached`; `key_hash` guards it. `age_s` is how
+    `context` is the gateway's own, given back by `Attached`; `key_hash` guards it. Without one it
+    cannot be attached to, so nothing of it outlives its gateway. `age_s` is how
     long ago the client asked; it restores the place in the queue and the deadline. `resubmitted`
     says that an earlier scheduler life had accepted the request: no queue limit refuses it now.
     """
@@ -157,6 +168,18 @@ class Attach:
 
     request_id: RequestId
     key_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Nobody reads this stream now, but somebody may `Attach` to it: keep it for a while.
+
+    `is_told`: its client was told all of it, and comes back only if the last of that was lost.
+    A request without a context is forgotten. Nothing answers this.
+    """
+
+    request_id: RequestId
+    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +312,21 @@ class AttachedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The stream is yours: all there is so far; the rest follows as `Tokens` and `Finished`."""
+    """The stream is yours: all there is so far; the rest follows as `Tokens` and `Finished`.
 
-    request_id: RequestId
-    context: bytes
-    prompt: Ids
+    `submit` is the request as it would be resubmitted, but for what it has generated. `Accepted`
+    and, for each sequence that is over, `Finished` come right after this.
+    """
+
+    submit: Submit
     sequences: tuple[AttachedSequence, ...]
     cached_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+
+    @property
+    def request_id(self) -> RequestId:
+        """Whose stream it is."""
+        return self.submit.request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +568,7 @@ class StepFailed:
 # --------------------------------------------------------------------------- who may say what
 
 GatewayMessage: TypeAlias = (
-    Heartbeat | Hello | Submit | Cancel | Attach | Done | Pin | Unpin | ListPins
+    Heartbeat | Hello | Submit | Cancel | Attach | Detach | Done | Pin | Unpin | ListPins
 )
 SchedulerReply: TypeAlias = (
     Heartbeat
@@ -555,7 +585,9 @@ SchedulerReply: TypeAlias = (
 ExecutorMessage: TypeAlias = Heartbeat | ExecutorReady | StepResult | StepFailed
 StepCommand: TypeAlias = Heartbeat | Adopt | StepPlan | Drain
 
-TO_SCHEDULER: Final = (Heartbeat, Hello, Submit, Cancel, Attach, Done, Pin, Unpin, ListPins)
+TO_SCHEDULER: Final = (
+    Heartbeat, Hello, Submit, Cancel, Attach, Detach, Done, Pin, Unpin, ListPins
+)  # fmt: skip
 TO_GATEWAY: Final = (
     Heartbeat, Welcome, Accepted, Tokens, Finished, Refused, Attached, Pinned, Unpinned, Pins
 )  # fmt: skip

@@ -149,6 +149,9 @@ class GatewaySettings(CommonSettings):
     )
     stream_interval: Positive = Field(1, description="tokens of a choice between two events")
     ping_interval_s: Seconds = Field(15.0, description="': ping' after so long without an event")
+    slow_reader_timeout_s: Seconds = Field(
+        60.0, description="a client that takes nothing of its answer for so long is cut off"
+    )
     shutdown_timeout: Seconds = Field(30.0, description="seconds for open streams to finish")
 
 
@@ -191,6 +194,13 @@ class SchedulerSettings(CommonSettings):
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
         1, description="steps sent ahead of their results, 1 or 2"
     )
+    stream_ttl: Seconds = Field(
+        300.0, description="seconds for which a stream without a reader is kept for who comes back"
+    )
+    max_detached_streams: Positive = Field(4096, description="most streams that are kept so")
+    max_detached_bytes: Positive = Field(
+        256 * 2**20, description="most memory for these; the oldest that are over go first"
+    )
 
 
 class ExecutorSettings(CommonSettings):
@@ -204,14 +214,28 @@ class ExecutorSettings(CommonSettings):
         default_factory=lambda: _endpoint("steps.ipc"),
         description="where the scheduler listens for the executor",
     )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
-        description="of weights and activations; auto: bfloat16 where the CPU computes in it",
+        description=(
+            "of weights and activations; auto: bfloat16 on a GPU, and where the CPU computes in it"
+        ),
     )
     kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8_e4m3"] = Field(
         "auto", description="of keys and values in the KV pool; auto: the weights' own"
     )
-    device: Literal["auto", "cpu"] = Field("auto", description="what computes; auto: the CPU")
+    device: Literal["auto", "cpu", "cuda", "interpreter"] = Field(
+        "auto",
+        description=(
+            "what computes; auto: a GPU if torch sees one, else the CPU; interpreter: a GPU's "
+            "kernels in Triton's interpreter, for tests"
+        ),
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,  # vLLM's
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights, steps and the KV pool together",
+    )
     max_model_len: Positive | None = Field(
         None, description="longest sequence, prompt included; default: the model's, if it fits"
     )
@@ -223,7 +247,11 @@ class ExecutorSettings(CommonSettings):
         None, description="blocks in the KV pool, instead of sizing it by memory"
     )
     kv_cache_memory_bytes: Positive | None = Field(
-        None, description="bytes for the KV pool; default: 40 % of what is free, at most 4 GiB"
+        None,
+        description=(
+            "bytes for the KV pool; default: 40 % of what is free, at most 4 GiB; on a GPU all "
+            "that --gpu-memory-utilization leaves"
+        ),
     )
     swap_space: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="GiB for the blocks of requests that gave way"

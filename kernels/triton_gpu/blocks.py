@@ -123,16 +123,31 @@ def swap(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     Args:
         pairs: [num_copies, 2] int64, in main memory.
     """
+    source, destination = _plain(source), _plain(destination)
     block_bytes = source[0].numel() * source.element_size()
     at_once = max(1, _STAGING_BYTES // block_bytes)
+    cross = swap_in if source.device.type == "cpu" else swap_out
     for some in torch.split(pairs, at_once):
-        sources, destinations = some.unbind(1)
-        if source.device.type == "cpu":
-            staging = source.index_select(0, sources).to(destination.device)
-            scatter(staging, destination, destinations.to(destination.device))
-        else:
-            staging = gather(source, sources.to(source.device)).to(destination.device)
-            destination.index_copy_(0, destinations, staging)
+        cross(source, destination, some)
+
+
+def swap_out(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """Blocks of the device's pool into main memory, gathered in one piece there."""
+    sources, destinations = pairs.unbind(1)
+    staging = gather(source, sources.to(source.device)).to(destination.device)
+    _plain(destination).index_copy_(0, destinations, _plain(staging))
+
+
+def swap_in(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """The way back."""
+    sources, destinations = pairs.unbind(1)
+    staging = source.index_select(0, sources).to(destination.device)
+    scatter(staging, destination, destinations.to(destination.device))
+
+
+def _plain(pool: Tensor) -> Tensor:
+    """The same memory in a dtype that torch can index: it cannot write to e4m3 so."""
+    return pool.view(torch.uint8) if pool.element_size() == 1 else pool
 
 
 def _words(pool: Tensor) -> Tensor:

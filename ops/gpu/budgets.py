@@ -7,9 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+
+from ops.gpu.section import Section
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SHARED: Final = {"80": 166_912, "90": 232_448, "100": 232_448, "gfx942": 65_536}
@@ -74,3 +78,20 @@ def broken_budgets(target: str, report: Report) -> list[str]:
             if not wide or count(kernel, _AHEAD) != wide:
                 faults.append(f"{name}: keys and values are not all fetched ahead by 16 bytes")
     return faults
+
+
+def run(section: Section) -> None:
+    """Decode and prefill for each target."""
+    with tempfile.TemporaryDirectory() as folder:
+        for target in SHARED:
+            what = f"sm_{target}" if target.isdigit() else target
+            if not section.has_time(what):
+                continue
+            with section.guarded(what):
+                timeout_s = max(60.0, section.deadline - time.monotonic())
+                report = compile_for(target, ("decode", "prefill"), Path(folder), timeout_s)
+                for fault in broken_budgets(target, report):
+                    section.fault(what, fault)
+                for name, kernel in report.items():
+                    note = f"{kernel['spilled']} bytes spilled, {kernel['shared']} shared"
+                    section.row(f"{what}, {name}", kernel["registers"], "registers", note)

@@ -1,7 +1,7 @@
 """A plan's rows as flat arrays, and those packed for a forward pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate, chain
 
 import numpy as np
@@ -118,6 +118,13 @@ def pack(
         context_lengths=torch.from_numpy(lengths.astype(np.int32)),
         block_tables=torch.from_numpy(tables),
         logit_tokens=torch.from_numpy(wanted),
+    )
+
+
+def moved(batch: PackedBatch, device: torch.device) -> PackedBatch:
+    """The batch, on a device."""
+    return PackedBatch(
+        **{field.name: getattr(batch, field.name).to(device) for field in fields(PackedBatch)}
     )
 
 

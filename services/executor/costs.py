@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from services.executor.batch import flatten, pack
+from services.executor.batch import flatten, moved, pack
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from shared.geometry import blocks_in
@@ -127,4 +127,5 @@ def _compute_prompt(
     flat = flatten([Row(SequenceId(0), token_ids, 0, table)])
     batch = pack(flat, flat.token_ids, np.array([num_tokens - 1]), block_size)
     with torch.inference_mode():
-        model.forward(pool, batch)
+        logits = model.forward(pool, moved(batch, pool.device))
+    logits.cpu()  # which waits for a GPU

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from services.executor.host_runner import HostRunner
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
@@ -87,6 +89,8 @@ class Interpreter:
         self._last = LastStep(plan.step_id)
         try:
             launched = self._runner.launch(plan, flat, before.launched if before else None)
+        except torch.AcceleratorError:
+            raise  # the GPU is lost to this process: the next one has it again
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler hears of it
             return Pending(plan, failed=self._failed(plan, error))
         goes_on = any(row.token_ids[-1] == PREVIOUS for row in plan.rows)
@@ -99,6 +103,8 @@ class Interpreter:
         if pending.failed is None:
             try:
                 return self._finish(pending)
+            except torch.AcceleratorError:
+                raise
             except Exception as error:  # noqa: BLE001 - as above
                 pending.failed = self._failed(pending.plan, error)
                 if self._pending is pending:

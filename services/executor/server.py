@@ -12,11 +12,13 @@ from typing import Final
 import torch
 
 from services.executor.costs import measure_costs
+from services.executor.devices import Place, place_of
 from services.executor.interpreter import Interpreter, Pending
 from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.model.toy import ToyModel
 from services.executor.plan_check import BadPlan
+from services.executor.runner import Runner
 from services.executor.sampler import Drawing
 from services.executor.sizing import (
     PoolPlan,
@@ -35,8 +37,9 @@ from shared.messages import Costs, ExecutorReady, StepPlan
 from shared.model_source import ModelSource, find_model
 from shared.settings import ExecutorSettings
 
-_CPU: Final = torch.device("cpu")
-_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES: Final = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32
+}  # fmt: skip
 
 _LONGEST_WAIT_S: Final = 0.5
 _MOST_PENDING: Final = 2
@@ -85,12 +88,15 @@ class Executor:
         began = time.monotonic()
         torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
         source = find_model(settings.model)
-        model = self._load_model(source)
+        place = place_of(settings, is_toy=source.is_toy)
+        model = self._load_model(source, place)
         self._link.say("making the pool")
-        plan, swap = self._plan_pools(model)
+        plan, swap = self._plan_pools(model, place)
         pools = KVPools(model, plan.num_blocks, plan.block_size, swap.num_blocks)
         self._link.say("measuring")
         costs = self._measure(model, plan, swap)
+        drawing = _fastest_drawing(source)
+        runner = self._gpu_runner(model, pools, plan, drawing, place)
         self._link.announce(
             ExecutorReady(
                 boot=self._boot,
@@ -106,14 +112,28 @@ class Executor:
             )
         )
         _log.info(
-            "executor_ready", model=source.name, kv_dtype=model.kv_dtype,
+            "executor_ready", model=source.name, device=place.value, kv_dtype=model.kv_dtype,
             threads=torch.get_num_threads(), took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
-        return Interpreter(
-            model, pools, plan.max_model_len, _fastest_drawing(source), _tell_failure
-        )
+        return Interpreter(model, pools, plan.max_model_len, drawing, _tell_failure, runner)
 
-    def _load_model(self, source: ModelSource) -> DecoderModel:
+    def _gpu_runner(
+        self,
+        model: DecoderModel,
+        pools: KVPools,
+        plan: PoolPlan,
+        drawing: Drawing | None,
+        place: Place,
+    ) -> Runner | None:
+        """What runs plans on a GPU, or as one would; None on the CPU."""
+        if place is Place.CPU:
+            return None
+        # Here, as a CPU needs no Triton.
+        from services.executor.gpu.start import start_runner
+
+        return start_runner(model, pools, plan.max_model_len, drawing, place, self._link.say)
+
+    def _load_model(self, source: ModelSource, place: Place) -> DecoderModel:
         if source.is_toy:
             if self._settings.dtype != "auto":
                 raise StartError(
@@ -131,9 +151,15 @@ class Executor:
         from kernels.select import default_dtype
         from services.executor.model.loader import load_model
 
-        dtype = _DTYPES.get(self._settings.dtype) or default_dtype(_CPU)
+        if place is Place.INTERPRETER:
+            dtype = torch.float32
+        else:
+            dtype = _DTYPES.get(self._settings.dtype) or default_dtype(place.device)
         try:
-            return load_model(source, dtype, _CPU, self._link.say, self._settings.kv_cache_dtype)
+            return load_model(
+                *(source, dtype, place.device, self._link.say, self._settings.kv_cache_dtype),
+                is_interpreted=place is Place.INTERPRETER,
+            )
         except SplitflapError:
             raise
         except Exception as error:
@@ -143,15 +169,17 @@ class Executor:
                 f"{type(error).__name__}: {error}; the log has the story"
             ) from error
 
-    def _plan_pools(self, model: DecoderModel) -> tuple[PoolPlan, SwapPlan]:
+    def _plan_pools(self, model: DecoderModel, place: Place) -> tuple[PoolPlan, SwapPlan]:
         settings = self._settings
         wishes = PoolWishes(
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
             num_blocks=settings.num_gpu_blocks_override,
             memory_bytes=settings.kv_cache_memory_bytes,
+            takes_all=place is Place.GPU,
         )
-        free_bytes = max(0, available_bytes() - logits_bytes(model.shape.vocab_size))
+        main_bytes = max(0, available_bytes() - logits_bytes(model.shape.vocab_size))
+        free_bytes = self._gpu_bytes(model) if place is Place.GPU else main_bytes
         plan = plan_pool(
             wishes, model.kv_bytes_per_token, model.shape.max_position_embeddings, free_bytes
         )
@@ -160,9 +188,21 @@ class Executor:
             is_default="swap_space" not in settings.model_fields_set,
             num_blocks=settings.num_cpu_blocks_override,
         )
-        swap = plan_swap_space(swap_wishes, plan, free_bytes - plan.pool_bytes)
+        in_main_memory = 0 if place is Place.GPU else plan.pool_bytes
+        swap = plan_swap_space(swap_wishes, plan, main_bytes - in_main_memory)
         _tell_plans(plan, swap, free_bytes, model)
         return plan, swap
+
+    def _gpu_bytes(self, model: DecoderModel) -> int:
+        """What the KV pool may take of the GPU's memory."""
+        from services.executor.gpu.start import measure_memory
+
+        memory = measure_memory(model, self._settings.block_size, self._settings.max_model_len)
+        _log.info(
+            "gpu_memory", total_bytes=memory.total, used_bytes=memory.used,
+            step_bytes=memory.step, graphs_bytes=memory.graphs,
+        )  # fmt: skip
+        return memory.for_pool(self._settings.gpu_memory_utilization)
 
     def _measure(self, model: DecoderModel, plan: PoolPlan, swap: SwapPlan) -> Costs:
         began = time.monotonic()
@@ -215,7 +255,7 @@ def _fastest_drawing(source: ModelSource) -> Drawing | None:
     from kernels.select import select_draws
     from services.executor.native_drawing import NativeDrawing
 
-    draws = select_draws(_CPU)
+    draws = select_draws()
     return None if draws is None else NativeDrawing(draws)
 
 

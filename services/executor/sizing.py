@@ -6,7 +6,8 @@ The pool has, in this order of precedence,
   - a modest share of what is free once the weights are loaded: 40 %, but no more than 256 requests
     of the longest length can use, and no more than 4 GiB unless a single request needs it.
 Its pages are not touched before blocks are used, so an idle server is small. What the logits of the
-largest step take (100 MB for 49,152 token ids) is set aside beforehand.
+largest step take (100 MB for 49,152 token ids) is set aside beforehand. On a GPU the pool has all
+that --gpu-memory-utilization leaves (gpu/memory.py) instead of the modest share.
 """
 
 from collections.abc import Iterator
@@ -29,12 +30,16 @@ _MORE_MEMORY: Final = "--kv-cache-memory-bytes or --num-gpu-blocks-override"
 
 @dataclass(frozen=True, slots=True)
 class PoolWishes:
-    """What the user asked for; None = not said."""
+    """What the user asked for; None = not said.
+
+    `takes_all`: a pool of which nothing is said takes all that is available: a GPU's.
+    """
 
     block_size: int
     max_model_len: int | None = None
     num_blocks: int | None = None
     memory_bytes: int | None = None
+    takes_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,8 @@ def _budget_bytes(
     elif wishes.memory_bytes is not None:
         budget_bytes, flag = wishes.memory_bytes, "--kv-cache-memory-bytes"
         value = wishes.memory_bytes
+    elif wishes.takes_all:
+        return available_bytes
     else:
         cap = max(DEFAULT_CAP_BYTES, request_bytes)
         return min(int(FREE_SHARE * available_bytes), cap, DEFAULT_CAP_REQUESTS * request_bytes)

@@ -71,6 +71,13 @@ class AnswerGroup:
         self._streams.append(stream)
         self._unaccepted.add(number)
 
+    def adopt(self, stream: AnswerStream) -> None:
+        """One more request, which was taken over: all that has come of it is news."""
+        number = len(self._streams)
+        self._streams.append(stream)
+        stream.on_news = partial(self._on_news, number)
+        self._on_news(number)
+
     async def wait_accepted(self, timeout_s: float) -> bool:
         """Whether the scheduler has taken all requests; False if it said too little in time.
 

@@ -248,13 +248,13 @@ class VersionAnswer(_Form):
 class Ready(_Form):
     """This gateway can serve."""
 
-    status: Literal["ready"]
+    status: Literal["idle", "busy"]
 
 
 class NotReady(_Form):
     """What is missing."""
 
-    status: Literal["not ready"]
+    status: Literal["loading", "stalled", "draining"]
     phase: str
 
 

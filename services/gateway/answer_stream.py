@@ -8,6 +8,7 @@ from shared.errors import ErrorCode
 from shared.ids import Boot, RequestId
 from shared.messages import (
     Accepted,
+    Attached,
     Finished,
     GeneratedSequence,
     KVBill,
@@ -80,6 +81,7 @@ class AnswerStream:
 
     def __init__(self, submit: Submit, on_news: Callable[[], None]) -> None:
         self.submit = submit
+        self.on_news = on_news
         self.submitted_to: Boot | None = None
         self.submitted_at = 0.0
         self.times_given_again = 0
@@ -90,7 +92,6 @@ class AnswerStream:
         """It ended without (the rest of) an answer, and why."""
         self.is_ours_to_cancel = False
         """The refusal is our own: the scheduler knows nothing of it."""
-        self._on_news = on_news
         self._began = time.monotonic()
         self._sequences = [_Sequence() for _ in range(submit.sampling.n)]
         self._has_prompt_logprobs = submit.sampling.prompt_logprobs is None or (
@@ -101,6 +102,23 @@ class AnswerStream:
         """Prompt tokens that were found in the cache, once a scheduler said so."""
         self.bill: KVBill | None = None
         """What it cost so far at the scheduler that has it now, if that keeps bills."""
+
+    @classmethod
+    def taken_over(cls, attached: Attached, boot: Boot | None) -> "AnswerStream":
+        """The stream of a request that another reader had; that scheduler life still has it.
+
+        It has no reader yet: `on_news` is to be set.
+        """
+        stream = cls(attached.submit, _nobody)
+        stream.submitted_to, stream.submitted_at = boot, time.monotonic()
+        stream.is_accepted = True
+        if len(attached.prompt_logprobs) == len(attached.submit.prompt) - 1:
+            stream._prompt_logprobs = attached.prompt_logprobs
+            stream._has_prompt_logprobs = True
+        for sequence, so_far in zip(stream._sequences, attached.sequences, strict=False):
+            sequence.token_ids = list(so_far.token_ids)
+            sequence.logprobs = list(so_far.logprobs)
+        return stream
 
     @property
     def request_id(self) -> RequestId:
@@ -214,7 +232,7 @@ class AnswerStream:
     def _progressed(self) -> None:
         self.is_accepted = True
         self.times_given_again = 0
-        self._on_news()
+        self.on_news()
 
     def ended(self, message: Finished) -> None:
         """A sequence is over; its last tokens may still be on their way."""
@@ -232,7 +250,7 @@ class AnswerStream:
                 is_news = is_news or not sequence.is_settled
             sequence.is_settled = True
             if is_news:
-                self._on_news()
+                self.on_news()
 
     def stopped(self, sequence: int) -> None:
         """The reader found a stop string and needs no more tokens, only the end."""
@@ -244,7 +262,7 @@ class AnswerStream:
         """The request ended without (the rest of) an answer."""
         if self.refusal is None:
             self.refusal = message
-            self._on_news()
+            self.on_news()
 
     def fail(self, code: ErrorCode, why: str) -> None:
         """End the request from our side; the scheduler may still be at it."""
@@ -276,3 +294,7 @@ class AnswerStream:
         length = len(self._sequences[sequence].token_ids)
         usage = Usage(len(self.submit.prompt), length)
         return Finished(self.request_id, sequence, reason, length, usage)
+
+
+def _nobody() -> None:
+    """Nobody waits for news yet."""

@@ -11,12 +11,17 @@ class AnswerTimes:
 
     def __init__(self, arrived_at: float) -> None:
         self._began = arrived_at
+        self._is_measured = True
         self._last_at: dict[int, float] = {}
         self.ttft_s: float | None = None
 
+    def begin_anywhere(self) -> None:
+        """The answer had begun before: its times say nothing of this server's."""
+        self._is_measured = False
+
     def observe(self, index: int, piece: Piece) -> None:
         """Tokens of a choice came."""
-        if not piece.token_ids:
+        if not piece.token_ids or not self._is_measured:
             return
         now = time.monotonic()
         if self.ttft_s is None:
@@ -29,4 +34,5 @@ class AnswerTimes:
 
     def ended(self) -> None:
         """The answer is with its client, and no error."""
-        gauges.E2E_LATENCY.observe(time.monotonic() - self._began)
+        if self._is_measured:
+            gauges.E2E_LATENCY.observe(time.monotonic() - self._began)

@@ -7,24 +7,23 @@ from typing import Any, Final
 
 from services.gateway import sse
 from services.gateway.call import Endpoint
+from services.gateway.event_id import event_id
 from services.gateway.json_portions import LongList
 from services.gateway.kv_bill import bill_fields
 from shared.ids import RequestId
 from shared.messages import KVBill
 
-_PREFIX: Final[dict[Endpoint, str]] = {"completion": "cmpl-", "chat": "chatcmpl-"}
+PREFIXES: Final[dict[Endpoint, str]] = {"completion": "cmpl-", "chat": "chatcmpl-"}
 _WHOLE: Final[dict[Endpoint, str]] = {"completion": "text_completion", "chat": "chat.completion"}
 _CHUNK: Final[dict[Endpoint, str]] = {
     "completion": "text_completion",
     "chat": "chat.completion.chunk",
 }
 
-MAX_COUNTED_CHOICES: Final = 128  # an id of some 500 bytes
-
 
 def new_request_id(endpoint: Endpoint, random_hex: str) -> RequestId:
     """`cmpl-...` or `chatcmpl-...`; never a client's own id."""
-    return RequestId(_PREFIX[endpoint] + random_hex)
+    return RequestId(PREFIXES[endpoint] + random_hex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +87,12 @@ class Answer:
         return {"index": index, **content, **_tail(logprobs, ending), **extras}
 
     def event(self, fields: dict[str, Any], positions: Sequence[str]) -> bytes:
-        """An object as an event; `positions` are the tokens of each choice behind its text.
-
-        They are the event's id. Where there are very many they would be most of the stream's
-        bytes: then events have none.
-        """
-        return sse.event(fields, self._event_id(positions))
+        """An object as an event; `positions` of all choices, after it, are its id."""
+        return sse.event(fields, event_id(self.request_id, positions))
 
     def event_portions(self, fields: dict[str, Any], positions: Sequence[str]) -> Iterator[bytes]:
         """The same, of fields that hold a `LongList`."""
-        return sse.event_portions(fields, self._event_id(positions))
-
-    def _event_id(self, positions: Sequence[str]) -> str | None:
-        if len(positions) > MAX_COUNTED_CHOICES:
-            return None
-        return f"{self.request_id}:{'.'.join(positions)}"
+        return sse.event_portions(fields, event_id(self.request_id, positions))
 
     def _head(self, names: dict[Endpoint, str]) -> dict[str, Any]:
         return {

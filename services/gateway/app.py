@@ -33,7 +33,6 @@ from shared.settings import GatewaySettings
 
 KEEPALIVE_S: Final = 620.0  # longer than any balancer's own (nginx 60, ALB 60, Google 600)
 LINGERING_S: Final = 1.0  # the rest of a refused body is read so long, then the connection ends
-STALL_S: Final = 60.0  # a client that takes nothing of its answer for so long is gone
 BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 2.0  # for error events to go out when the drain is over
 
@@ -52,13 +51,14 @@ class Gateway:
         self,
         settings: GatewaySettings,
         link_times: LinkTimes | None = None,
-        stall_s: float = STALL_S,
     ) -> None:
         source = find_model(settings.model)
         tokenizer = load_tokenizer(source)
         self._settings = settings
         self._is_toy = source.is_toy
-        self._clock_times = ClockTimes(settings.request_read_timeout_s, stall_s)
+        self._clock_times = ClockTimes(
+            settings.request_read_timeout_s, settings.slow_reader_timeout_s
+        )
         self._link = SchedulerLink(
             settings.request_endpoint,
             source.name,
@@ -161,7 +161,7 @@ class Gateway:
         _log.info("draining", open_requests=self._link.num_open, at_most_s=seconds)
         if not await self._all_released(seconds):
             _log.warning("drain_cut_short", open_requests=self._link.num_open)
-            self._link.fail_all("the server is shutting down; send the request again")
+            self._link.leave("the server is shutting down; send the request again")
             await self._all_released(_LAST_WORDS_S)
 
     async def close(self) -> None:

@@ -50,6 +50,13 @@ class StreamOptionsBody(Strict):
     continuous_usage_stats: Flag = Field(
         None, description="the usage so far in every chunk; only with include_usage"
     )
+    resumable: Flag = Field(
+        None,
+        description=(
+            "keep the stream for a while when this client leaves: it can go on where it was, at "
+            "GET /v1/streams/{id}; default: a client that leaves does not come back"
+        ),
+    )
 
 
 class MessageBody(Strict):

@@ -12,10 +12,14 @@ Endpoint = Literal["completion", "chat"]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How a stream looks. `continuous_usage` puts a usage so far into every chunk."""
+    """How a stream looks. `continuous_usage` puts a usage so far into every chunk.
+
+    `resumable`: its client may come back, so its request is kept when it leaves.
+    """
 
     include_usage: bool = False
     continuous_usage: bool = False
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

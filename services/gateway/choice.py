@@ -59,11 +59,6 @@ class Choice:
         return self._text.num_tokens
 
     @property
-    def num_told(self) -> int:
-        """How many of these the deltas so far have told."""
-        return self.num_tokens - len(self._token_ids)
-
-    @property
     def mean_logprob(self) -> float:
         """Of all tokens, none of which was told yet; an answer without any is certain."""
         if not self._logprobs:

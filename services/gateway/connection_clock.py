@@ -37,6 +37,8 @@ class ConnectionClock(asyncio.Protocol):
         self._awaits_head = True
         self._has_part_of_head = False
         self._unsent_bytes = 0
+        self.has_stalled = False
+        """Its client took nothing for so long that the connection was ended."""
 
     # ------------------------------------------------------------------ what the handler says
 
@@ -127,6 +129,7 @@ class ConnectionClock(asyncio.Protocol):
             self._watch_progress()
             return
         _log.warning("client_stalled", unsent_bytes=self._unsent_bytes, for_s=self._times.stall_s)
+        self.has_stalled = True
         self._transport.abort()  # cancels the handler, and so the request
 
 

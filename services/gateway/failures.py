@@ -25,7 +25,9 @@ _STATUS: Final = {
     ErrorCode.UNKNOWN_PREFIX: 404,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNKNOWN_REQUEST: 404,
+    ErrorCode.UNKNOWN_STREAM: 404,
     ErrorCode.MOVED: 409,
+    ErrorCode.DRAINING: 503,
     ErrorCode.INTERNAL: 500,
 }
 
@@ -241,10 +243,34 @@ def read_timeout(limit_s: float) -> Failure:
 
 def shutting_down() -> Failure:
     """This gateway is about to leave."""
+    return _leaving("this gateway is shutting down; try again")
+
+
+def draining(stream_id: str | None) -> Failure:
+    """It leaves before this answer is whole; None: which nobody can go on with."""
+    if stream_id is None:
+        return _leaving("this gateway shut down before the answer was whole; send it again")
+    return _leaving(
+        "this gateway is shutting down; the stream goes on at the others: GET "
+        f"/v1/streams/{stream_id}, or this request again, with the last event's id as Last-Event-ID"
+    )
+
+
+def _leaving(message: str) -> Failure:
     return Failure(
         503,
-        "this gateway is shutting down; try again",
-        ErrorCode.UNAVAILABLE.value,
+        message,
+        ErrorCode.DRAINING.value,
         headers={"Retry-After": str(RETRY_AFTER_S)},
         close=True,
     )
+
+
+def unknown_stream(message: str) -> Failure:
+    """No stream of that id, or not one of this key."""
+    return Failure(404, message, ErrorCode.UNKNOWN_STREAM.value, "id")
+
+
+def bad_event_id(message: str) -> Failure:
+    """A Last-Event-ID that is none."""
+    return Failure(400, f"Last-Event-ID: {message}", ErrorCode.INVALID.value, "Last-Event-ID")

@@ -41,6 +41,12 @@ E2E_LATENCY: Final = Histogram(
     buckets=_WHOLE_S,
     registry=REGISTRY,
 )
+STREAMS_DETACHED: Final = Counter(
+    PREFIX + "streams_detached",
+    "Streams cut off that can be gone on with: client_gone, slow_reader or draining",
+    ["reason"],
+    registry=REGISTRY,
+)
 OPEN_REQUESTS: Final = Gauge(
     PREFIX + "open_requests", "Requests of this gateway that are being answered", registry=REGISTRY
 )

@@ -10,18 +10,22 @@ from aiohttp import web
 
 from services.gateway import failures, gauges, sse
 from services.gateway.answer_group import AnswerGroup, Deadline, StreamRefused
-from services.gateway.answer_stream import Piece
+from services.gateway.answer_stream import AnswerStream, Piece
 from services.gateway.answer_times import AnswerTimes
 from services.gateway.answers import Answer
 from services.gateway.call import Call, Prompt
+from services.gateway.connection_clock import ConnectionClock
+from services.gateway.event_id import Told
 from services.gateway.json_portions import Turn
 from services.gateway.link import SchedulerLink
 from services.gateway.long_body import StreamWriter, json_response
 from services.gateway.progress import Progress
+from services.gateway.stream_context import packed, request_id_of
 from services.gateway.stream_events import StreamEvents
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.whole_answer import WholeAnswer
-from shared.ids import Ids, RequestId
+from shared.errors import ErrorCode
+from shared.ids import Ids
 from shared.logs import get_logger
 from shared.messages import KVBill, Submit
 from shared.sampling import INT64, SamplingParams
@@ -32,10 +36,11 @@ _log = get_logger("generation")
 
 
 class Generation:
-    """Carries out one `Call` whose prompts are already tokens.
+    """Carries out one `Call` whose prompts are already tokens: `start` it, or `take_over`.
 
-    `arrived_at` is when its request had come whole (monotonic seconds). `release` it, whatever
-    happens: that tells the scheduler (Done or Cancel).
+    `arrived_at` is when its request had come whole (monotonic seconds); `clock` stands on its
+    client's connection. `release` it, whatever
+    happens: that tells the scheduler (Done, Cancel or Detach).
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Generation:
         stream_interval: int = 1,
         *,
         arrived_at: float,
+        clock: ConnectionClock | None = None,
     ) -> None:
         self.call = call
         self.answer = answer
@@ -58,6 +64,9 @@ class Generation:
         self._group = AnswerGroup(link, deadline)
         self._progress: Progress | None = None
         self._times = AnswerTimes(arrived_at)
+        self._told: Told | None = None
+        self._clock = clock
+        self._is_told = False
         self.error_code: str | None = None
         """Of the error that ended a stream, told as an event."""
 
@@ -74,21 +83,35 @@ class Generation:
             self.call, prompts, self._tokenizer, eos_token_ids, self._stream_interval
         )
         for number, prompt in enumerate(prompts):
-            request_id = self.answer.request_id
-            if number:
-                request_id = RequestId(f"{request_id}-{number}")
             submit = Submit(
-                request_id,
+                request_id_of(self.answer.request_id, number),
                 prompt.token_ids,
                 self._sampling(number),
                 priority=self.call.priority,
                 cache_salt=self.call.cache_salt,
                 deadline_s=self.call.deadline_s,
                 age_s=time.monotonic() - self._arrived_at,
+                context=packed(self.call, self.answer, len(prompts), prompt),
                 key_hash=key_hash,
             )
             self._group.submit(submit)
             await turn.give()
+
+    def take_over(
+        self,
+        streams: Sequence[AnswerStream],
+        prompts: Sequence[Prompt],
+        eos_token_ids: Ids,
+        told: Told,
+    ) -> None:
+        """Go on with requests that others had, one a prompt, after what the client was told."""
+        self._told = told
+        self._times.begin_anywhere()
+        self._progress = Progress(
+            self.call, prompts, self._tokenizer, eos_token_ids, self._stream_interval
+        )
+        for stream in streams:
+            self._group.adopt(stream)
 
     def _check_deadline(self) -> None:
         """Raises: Failure if making tokens of the prompts has taken until the deadline."""
@@ -103,9 +126,31 @@ class Generation:
         return replace(sampling, seed=(sampling.seed + number) % INT64.stop)
 
     def release(self) -> None:
-        """Tell the scheduler that nobody reads any more."""
+        """Tell the scheduler that nobody reads any more, and whether somebody may come again."""
+        keeps = self._keeps
         for stream in self._group.streams:
-            self._link.release(stream)
+            self._link.release(stream, keeps=keeps, is_told=self._is_told)
+        if keeps and not self._is_told:
+            reason = "client_gone"
+            if self._link.is_leaving:
+                reason = "draining"
+            elif self._has_stalled:
+                reason = "slow_reader"
+            gauges.STREAMS_DETACHED.labels(reason=reason).inc()
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the requests are kept for a client that may come back."""
+        options = self.call.stream
+        if options is None or self.error_code not in (None, ErrorCode.DRAINING):
+            return False
+        if self._is_told:
+            return options.resumable
+        return options.resumable or self._link.is_leaving or self._has_stalled
+
+    @property
+    def _has_stalled(self) -> bool:
+        return self._clock is not None and self._clock.has_stalled
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -167,9 +212,13 @@ class Generation:
     # ------------------------------------------------------------------ as a stream
 
     async def stream(
-        self, request: web.Request, response: web.StreamResponse, ping_interval_s: float
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        ping_interval_s: float,
+        preface: bytes = b"",
     ) -> None:
-        """Headers as soon as all requests are taken, then events until [DONE].
+        """Headers as soon as all requests are taken, `preface`, then events until [DONE].
 
         Raises: Failure while nothing was sent; later ones, and bugs of ours, are events.
         """
@@ -179,6 +228,7 @@ class Generation:
             raise self._failure_of(error) from None
         await response.prepare(request)
         writer = StreamWriter(response)
+        await writer.tell([preface] if preface else ())
         failed = None
         try:
             closing = await self._tell(writer, ping_interval_s)
@@ -200,6 +250,7 @@ class Generation:
         await response.write(closing + sse.DONE)
         await response.write_eof()
         if failed is None:
+            self._is_told = True
             self._times.ended()
 
     async def _tell(self, writer: StreamWriter, ping_interval_s: float) -> bytes:
@@ -208,7 +259,7 @@ class Generation:
         Raises: StreamRefused or Failure, after all that came before it is told (`writer`).
         """
         progress = self._begun
-        events = StreamEvents(self.call, self.answer, progress, self._tokenizer)
+        events = StreamEvents(self.call, self.answer, progress, self._tokenizer, self._told)
         await writer.tell(events.opening())
         await writer.flush()
         sent_at = time.monotonic()
@@ -222,10 +273,11 @@ class Generation:
                 if is_told:
                     await writer.flush()
                     sent_at = time.monotonic()
-        except (StreamRefused, failures.Failure):
+        except (StreamRefused, failures.Failure) as error:
             with suppress(failures.Failure):  # the first one is told
                 await self._tell_pieces(writer, events, self._group.rest())
-            await writer.tell(events.broken_off())
+            if not _goes_on(error):  # else what is held back is told where it does
+                await writer.tell(events.broken_off())
             raise
         if self.call.stream is None or not self.call.stream.include_usage:
             return b""
@@ -273,6 +325,8 @@ class Generation:
 
     def _failure_of(self, error: StreamRefused) -> failures.Failure:
         """What the client is told: of several prompts, also which one is to blame."""
+        if error.refused.code is ErrorCode.DRAINING:
+            return failures.draining(self.answer.request_id if self.call.stream else None)
         failure = failures.of_refusal(error.refused)
         if failure.status == 429 and len(self._group.streams) > 1:
             failure.message += f", or send fewer than {len(self._group.streams)} prompts at once"
@@ -289,3 +343,9 @@ class Generation:
         if choice.needs_stop:
             choice.needs_stop = False
             self._link.stop(self._group.streams[number], piece.sequence)
+
+
+def _goes_on(error: Exception) -> bool:
+    """Whether the answer goes on somewhere else."""
+    codes = (ErrorCode.DRAINING, ErrorCode.MOVED)
+    return isinstance(error, StreamRefused) and error.refused.code in codes

@@ -24,9 +24,11 @@ from shared.logs import get_logger
 from shared.messages import (
     TO_GATEWAY,
     Accepted,
+    Attach,
     Attached,
     Cancel,
     CancelReason,
+    Detach,
     Done,
     Finished,
     Heartbeat,
@@ -47,6 +49,11 @@ _GAPS: Final = Counter(
     "Runs of tokens that came before earlier ones of the same stream, mended by a heartbeat",
     registry=REGISTRY,
 )
+_ATTACHED: Final = Counter(
+    PREFIX + "streams_attached",
+    "Streams that this gateway took over, to go on with them",
+    registry=REGISTRY,
+)
 _RESUMED: Final = Counter(
     PREFIX + "streams_resumed",
     "Requests given again to a scheduler that had lost them",
@@ -56,6 +63,21 @@ _RESUMED: Final = Counter(
 MAX_TIMES_GIVEN_AGAIN: Final = 3  # without a sign that it was taken in between
 
 _log = get_logger("link")
+
+
+class _Attaching:
+    """Somebody waits for the answer to this `Attach`."""
+
+    def __init__(self, attach: Attach) -> None:
+        self.attach = attach
+        self.answer: asyncio.Future[AnswerStream | Refused] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def answered(self, answer: AnswerStream | Refused) -> None:
+        """Wake whoever waits, if it still does."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
 class SchedulerLink:
@@ -82,10 +104,13 @@ class SchedulerLink:
         )
         self.pins = GatewayPins(self._dealer.send)
         self._streams: dict[RequestId, AnswerStream] = {}
-        self._unsent: dict[RequestId, Cancel | Done] = {}
+        self._attaching: dict[RequestId, _Attaching] = {}
+        self._unsent: dict[RequestId, Cancel | Detach | Done] = {}
         self._orphans: set[RequestId] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.is_leaving = False
+        """Whoever is cut off now is to go on at another gateway."""
 
     # ------------------------------------------------------------------ state
 
@@ -114,6 +139,32 @@ class SchedulerLink:
         self._idle.clear()
         return stream
 
+    async def attach(
+        self, request_id: RequestId, key_hash: bytes, timeout_s: float
+    ) -> AnswerStream | Refused:
+        """Take a request over, from another gateway or from nobody; `release` it.
+
+        Whoever reads it now is told that it has moved. Raises: TimeoutError if the scheduler does
+        not say in time whether it has the request.
+        """
+        asked = _Attaching(Attach(request_id, key_hash))
+        if (before := self._attaching.get(request_id)) is not None:
+            before.answered(_moved(request_id))
+        self._attaching[request_id] = asked
+        self._dealer.send(asked.attach)  # and again at each beat
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asked.answer
+        except (asyncio.CancelledError, TimeoutError):
+            if asked.answer.done() and not asked.answer.cancelled():
+                stream = asked.answer.result()
+                if isinstance(stream, AnswerStream):
+                    self.release(stream, keeps=True)
+            raise
+        finally:
+            if self._attaching.get(request_id) is asked:
+                del self._attaching[request_id]
+
     def stop(self, stream: AnswerStream, sequence: int) -> None:
         """A stop string was found: this choice needs no more tokens."""
         stream.stopped(sequence)
@@ -122,17 +173,31 @@ class SchedulerLink:
             # A whole-request Done follows at `release`, and ends it as well.
             _log.debug("cancel_unsent", request_id=stream.request_id)
 
-    def release(self, stream: AnswerStream) -> None:
-        """The reader is gone: Done if it got everything, else the request is cancelled."""
-        self._streams.pop(stream.request_id, None)
+    def release(self, stream: AnswerStream, *, keeps: bool = False, is_told: bool = False) -> None:
+        """The reader is gone: Done if it got everything, else the request is cancelled.
+
+        If it `keeps`, the request is kept for whoever comes for the rest, or (`is_told`) for the
+        last of it in case it was lost on the way.
+        """
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
         if not self._streams:
             self._idle.set()
         if stream.submitted_to is None or (stream.is_refused and not stream.is_ours_to_cancel):
             return
-        if stream.is_complete and not stream.is_refused:
+        if keeps and stream.submit.context:
+            self._send_last(Detach(stream.request_id, is_told))
+        elif stream.is_complete and not stream.is_refused:
             self._send_last(Done(stream.request_id))
         else:
             self._send_last(_gone(stream.request_id))
+
+    def leave(self, why: str) -> None:
+        """End every open answer here with an error; streams can go on at other gateways."""
+        self.is_leaving = True
+        for stream in self._streams.values():
+            if not stream.is_over:
+                stream.fail(ErrorCode.DRAINING, why)
 
     def fail_all(self, why: str) -> None:
         """End every open request with an error its client sees."""
@@ -179,7 +244,9 @@ class SchedulerLink:
             self.fail_all(f"the server was not ready for {lost_s:g} s ({phase}); try again later")
         # Every time: a scheduler that took us for dead forgot us, and its Welcome resends.
         self._dealer.send(Hello(self.boot))
-        for request_id in self._orphans - self._streams.keys():
+        for asked in self._attaching.values():
+            self._dealer.send(asked.attach)
+        for request_id in self._orphans - self._streams.keys() - self._attaching.keys():
             self._unsent.setdefault(request_id, _gone(request_id))
         self._orphans.clear()
         self.pins.beat()
@@ -203,7 +270,7 @@ class SchedulerLink:
         else:
             stream.submitted_to = None
 
-    def _send_last(self, message: Cancel | Done) -> None:
+    def _send_last(self, message: Cancel | Detach | Done) -> None:
         if not self._dealer.send(message):
             self._unsent[message.request_id] = message
 
@@ -228,7 +295,7 @@ class SchedulerLink:
             case Pinned() | Unpinned() | Pins():
                 self.pins.heard(message)
             case Attached():
-                _log.warning("unexpected_message", message="Attached")  # we never ask
+                self._on_attached(message)
 
     def _on_tokens(self, message: Tokens) -> None:
         for run in message.items:
@@ -240,13 +307,32 @@ class SchedulerLink:
 
     def _on_finished(self, message: Finished) -> None:
         stream = self._streams.get(message.request_id)
-        if stream is None:
-            self._send_last(Done(message.request_id))
-        else:
+        if stream is not None:
             stream.ended(message)
+        elif message.request_id not in self._attaching:
+            self._send_last(Done(message.request_id))
+
+    def _on_attached(self, message: Attached) -> None:
+        asked = self._attaching.pop(message.request_id, None)
+        before = self._streams.get(message.request_id)
+        if asked is None:
+            if before is None:  # who wanted it has left meanwhile
+                self._send_last(Detach(message.request_id))
+            return
+        if before is not None:
+            before.refused(_moved(message.request_id))
+        stream = AnswerStream.taken_over(message, self._scheduler.boot)
+        self._streams[message.request_id] = stream
+        self._idle.clear()
+        asked.answered(stream)
+        _ATTACHED.inc()
 
     def _on_refused(self, message: Refused) -> None:
         if self.pins.refused(message):
+            return
+        if message.code is ErrorCode.UNKNOWN_STREAM:
+            if (asked := self._attaching.pop(message.request_id, None)) is not None:
+                asked.answered(message)
             return
         stream = self._streams.get(message.request_id)
         if stream is None or stream.is_over:
@@ -300,3 +386,7 @@ class SchedulerLink:
 
 def _gone(request_id: RequestId) -> Cancel:
     return Cancel(request_id, None, CancelReason.CLIENT_GONE)
+
+
+def _moved(request_id: RequestId) -> Refused:
+    return Refused(request_id, ErrorCode.MOVED, "the stream goes on at another connection")

@@ -14,7 +14,7 @@ from services.gateway.body_fields import NEUTRAL, REFUSED
 from services.gateway.connection_clock import clock_of
 from services.gateway.failures import Failure
 from services.gateway.keys import KEY_NAME
-from services.gateway.routes import OUTCOME, REQUEST_ID
+from services.gateway.outcome import OUTCOME, REQUEST_ID
 from shared.errors import RequestError
 from shared.logs import get_logger
 

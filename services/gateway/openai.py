@@ -195,7 +195,11 @@ def _stream(body: GenerationBody) -> StreamOptions | None:
         raise InvalidField("stream_options", "is for streams: set stream to true or leave it out")
     if options.continuous_usage_stats and not options.include_usage:
         raise InvalidField("stream_options.continuous_usage_stats", "needs include_usage: true")
-    return StreamOptions(bool(options.include_usage), bool(options.continuous_usage_stats))
+    return StreamOptions(
+        bool(options.include_usage),
+        bool(options.continuous_usage_stats),
+        bool(options.resumable),
+    )
 
 
 def _sampling(

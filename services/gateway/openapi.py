@@ -19,7 +19,7 @@ _JSON: Final = "application/json"
 _WHY: Final = {
     400: "a field is wrong or not supported, or the request cannot be read",
     401: "no API key, or none that is good",
-    404: "no such model, or no such prefix",
+    404: "no such model, no such prefix, or no such stream",
     408: "the request did not arrive in time, or its deadline_s passed before its answer was whole",
     413: "the body is too large",
     415: "the body is no application/json in UTF-8, plain, gzip or deflate",
@@ -43,12 +43,21 @@ _REQUEST_ID: Final = {
 _STREAM: Final = (
     "with stream: true, server-sent events: `data:` and an object of the form {chunk}, whose "
     "choices hold what is new, and `data: [DONE]` at the end. An error after the beginning is an "
-    "event of the form ErrorAnswer, after all text that came before it."
+    "event of the form ErrorAnswer, after all text that came before it. A stream that was cut off "
+    "goes on at GET /v1/streams/{{id}}, or if this is sent again with the header Last-Event-ID."
 )
+_LAST_EVENT: Final = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "description": "the id of the last event that came; without it all of the stream is told",
+    "schema": {"type": "string", "pattern": "^(chat)?cmpl-[0-9a-f]{32}:[0-9.te-]{1,64}$"},
+}
 _NAMES: Final = {
     "/v1/completions": ("createCompletion", "generating"),
     "/v1/chat/completions": ("createChatCompletion", "generating"),
     "/tokenize": ("tokenize", "tokens"),
+    "/v1/streams/{id}": ("resumeStream", "generating"),
     "/detokenize": ("detokenize", "tokens"),
     "/v1/models": ("listModels", "models"),
     "/v1/models/{model}": ("retrieveModel", "models"),
@@ -129,6 +138,7 @@ def _paths() -> dict[str, dict[str, Any]]:
                 "Answer a conversation", bodies.ChatBody, answers.ChatAnswer, answers.ChatChunk
             )
         },
+        "/v1/streams/{id}": {"get": _resume()},
         "/tokenize": {
             "post": _post(
                 "The tokens of a text or a conversation",
@@ -174,6 +184,24 @@ def _generate(
     schema = {"type": "string", "description": f"events of the form {SCHEMAS}{chunk.__name__}"}
     told["content"]["text/event-stream"] = {"schema": schema}
     return _post(summary, [asked], told, _OF_GENERATING)
+
+
+def _resume() -> dict[str, Any]:
+    schema = {"type": "string", "description": "events, as they would have come"}
+    operation = _read(
+        "Go on with a stream that was cut off",
+        {"text/event-stream": {"schema": schema}},
+        (404, 503),
+    )
+    operation["description"] = (
+        "What comes after the event that Last-Event-ID names, text and all else as it would have "
+        "come; the id is that of the stream's objects, and the API key the same. A stream whose "
+        "client left is kept, if that asked for it (stream_options.resumable) or was slow, or if "
+        "its gateway left or died; for how long, the error says that one gets without."
+    )
+    stream_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    operation["parameters"] = [stream_id, _LAST_EVENT]
+    return operation
 
 
 def _post(

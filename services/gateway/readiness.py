@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shared.ids import Boot
 from shared.liveness import SILENCE_S
 from shared.logs import get_logger
-from shared.messages import Heartbeat, Welcome
+from shared.messages import Activity, Heartbeat, Welcome
 
 _log = get_logger("link")
 
@@ -33,6 +33,8 @@ class Readiness:
         self._phase = ""
         self._mismatch = ""
         self._heard_at = self._ready_at = time.monotonic()
+        self.activity = Activity.IDLE
+        """What the scheduler was doing at its last heartbeat."""
         self.boot: Boot | None = None
         self.welcome: Welcome | None = None
         """What the scheduler said of the model it serves, if that is ours."""
@@ -86,6 +88,7 @@ class Readiness:
     def beat(self, heartbeat: Heartbeat) -> bool:
         """The scheduler's heartbeat. True if it is another life than before."""
         self._phase = heartbeat.phase
+        self.activity = heartbeat.activity
         is_new = heartbeat.boot != self.boot
         if is_new:
             self.boot = heartbeat.boot

@@ -33,6 +33,14 @@ async def body_of(
 ) -> _Asked:
     """What the request's body asks; notes ARRIVED_AT. Raises: Failure or RequestError."""
     _check_head(request, limits.max_body_bytes)
+    body = await read_body(request, limits)
+    if len(body) <= _PARSE_AT_ONCE_BYTES:
+        return parse(parse_object(body))
+    return await asyncio.to_thread(lambda: parse(parse_object(body)))
+
+
+async def read_body(request: web.Request, limits: HttpLimits) -> bytes:
+    """All of a body, within its limits; notes ARRIVED_AT. Raises: Failure."""
     try:
         async with asyncio.timeout(limits.read_timeout_s):
             await _continue(request)
@@ -49,9 +57,7 @@ async def body_of(
             close=True,
         ) from error
     request[ARRIVED_AT] = time.monotonic()
-    if len(body) <= _PARSE_AT_ONCE_BYTES:
-        return parse(parse_object(body))
-    return await asyncio.to_thread(lambda: parse(parse_object(body)))
+    return body
 
 
 async def expect_nothing_yet(_request: web.Request) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from dataclasses import replace
-from typing import Any, Final
 
 from aiohttp import web
 
@@ -11,6 +10,7 @@ from services.gateway import failures, openai, sse
 from services.gateway.answers import Answer, new_request_id
 from services.gateway.call import Call
 from services.gateway.chat import ChatTemplate
+from services.gateway.connection_clock import clock_of
 from services.gateway.encoding import Encoder
 from services.gateway.generation import Generation
 from services.gateway.keys import ALLOWANCE, KEY_HASH
@@ -18,6 +18,7 @@ from services.gateway.link import SchedulerLink
 from services.gateway.models import ServedModels
 from services.gateway.openapi import document
 from services.gateway.openapi_schemas import Facts
+from services.gateway.outcome import OUTCOME, REQUEST_ID, outcome_of
 from services.gateway.prefix_routes import PrefixRoutes
 from services.gateway.request_reading import (
     ARRIVED_AT,
@@ -25,18 +26,13 @@ from services.gateway.request_reading import (
     body_of,
     expect_nothing_yet,
 )
+from services.gateway.stream_routes import LAST_EVENT_ID, StreamRoutes
 from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import RequestError
-from shared.messages import Welcome
+from shared.messages import Activity, Welcome
 from shared.metrics import metrics_page
 from shared.version import VERSION
-
-OUTCOME: Final = web.RequestKey("outcome", dict[str, Any])
-"""What the request's log line says beside path and status."""
-
-REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The client's X-Request-Id, or one of ours: echoed, never used inside."""
 
 
 class Routes:
@@ -62,6 +58,7 @@ class Routes:
         self._models = ServedModels(served_names, link)
         self._tokenize = TokenizeRoutes(tokenizer, self._encoder, link, self._models, limits)
         self._prefixes = PrefixRoutes(self._encoder, link.pins, self._models, limits, self._welcome)
+        self._streams = StreamRoutes(tokenizer, link, limits, stream_interval, self._welcome)
         self.is_draining = False
 
     def check_template(self) -> None:
@@ -83,6 +80,7 @@ class Routes:
         self._models.add_to(app)
         self._tokenize.add_to(app)
         self._prefixes.add_to(app)
+        self._streams.add_to(app)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", metrics_page)
         app.router.add_get("/openapi.json", self.openapi)
@@ -94,11 +92,15 @@ class Routes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
+        if request.headers.get(LAST_EVENT_ID):
+            return await self._streams.again(request, "completion")
         call = await body_of(request, self._limits, openai.parse_completion)
         return await self._answer(request, call)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
+        if request.headers.get(LAST_EVENT_ID):
+            return await self._streams.again(request, "chat")
         call = await body_of(request, self._limits, openai.parse_chat)
         return await self._answer(request, call)
 
@@ -120,6 +122,7 @@ class Routes:
             self._link,
             self._stream_interval,
             arrived_at=request[ARRIVED_AT],
+            clock=clock_of(request.transport),
         )
         sampling, prompts = await asyncio.to_thread(self._encoder.encode, call, welcome)
         generation.call = replace(call, sampling=sampling)
@@ -137,7 +140,7 @@ class Routes:
         finally:
             generation.release()
             allowance.spend(generation.num_tokens)
-            request[OUTCOME] = _outcome(generation)
+            request[OUTCOME] = outcome_of(generation)
 
     def _welcome(self) -> Welcome:
         """What is known of the model, once requests are taken. Raises: Failure 503."""
@@ -168,28 +171,20 @@ class Routes:
         return web.json_response(document(facts))
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """GET /health and /health/ready: 200, or 503 and what is missing."""
-        phase = "draining" if self.is_draining else self._link.scheduler.phase
+        """GET /health and /health/ready: 200 if idle or busy; or 503, and what is missing."""
+        scheduler = self._link.scheduler
+        status, phase = scheduler.activity.value, scheduler.phase
+        if self.is_draining:
+            status = phase = "draining"
+        elif phase:
+            status = "loading"
+        elif scheduler.activity is Activity.STALLED:
+            phase = "no step has come back from the executor for too long"
         if not phase:
-            return web.json_response({"status": "ready"})
+            return web.json_response({"status": status})
         headers = {"Retry-After": str(failures.RETRY_AFTER_S)}
-        return web.json_response(
-            {"status": "not ready", "phase": phase}, status=503, headers=headers
-        )
+        return web.json_response({"status": status, "phase": phase}, status=503, headers=headers)
 
     async def live(self, _request: web.Request) -> web.Response:
         """GET /health/live: this process answers."""
         return web.json_response({"status": "live"})
-
-
-def _outcome(generation: Generation) -> dict[str, Any]:
-    ttft_s = generation.ttft_s
-    return {
-        "id": generation.answer.request_id,
-        "prompt_tokens": generation.num_prompt_tokens,
-        "cached_tokens": generation.num_cached,
-        "completion_tokens": generation.num_tokens,
-        "finish": generation.finish_reasons,
-        "code": generation.error_code,
-        "ttft_ms": None if ttft_s is None else round(ttft_s * 1e3, 1),
-    }

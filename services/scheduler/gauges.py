@@ -77,6 +77,8 @@ class SchedulerCollector(Collector):
                 "cached": usage.num_cached * usage.block_size,
             },
         )
+        yield _gauge("detached_streams", "Streams that nobody reads now", core.num_detached)
+        yield _gauge("detached_stream_bytes", "About their memory", core.num_detached_bytes)
         yield _gauge("executor_up", "1 while an executor works", server.executor is not None)
         yield _gauge("gateways", "Gateways that are alive", len(server.gateways))
 
@@ -143,6 +145,10 @@ class SchedulerCollector(Collector):
         yield _total("reports_ignored", "Reports on no row of a plan", counters.reports_ignored)
         yield _total("row_errors", "Sequences that failed alone", counters.row_errors)
         yield _total("runs_resent", "Runs of tokens a gateway had missed", counters.resent_runs)
+        yield _total("streams_attached", "Streams taken over", counters.streams_attached)
+        yield _total("streams_orphaned", "Streams of lost gateways", counters.streams_orphaned)
+        yield _total("streams_expired", "Streams nobody came for", counters.streams_expired)
+        yield _total("streams_evicted", "Streams there was no room for", counters.streams_evicted)
         yield _total("executors_adopted", "Executors taken", server.executors_seen)
         yield _total("executor_restarts", "Executors lost", counters.executor_losses)
 

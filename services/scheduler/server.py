@@ -18,6 +18,7 @@ from services.scheduler.core.commands import Command, Reply, RunStep
 from services.scheduler.core.events import (
     AttachRequested,
     CancelRequested,
+    DetachRequested,
     Event,
     ExecutorJoined,
     ExecutorLost,
@@ -46,9 +47,11 @@ from shared.logs import get_logger
 from shared.messages import (
     FROM_EXECUTOR,
     TO_SCHEDULER,
+    Activity,
     Adopt,
     Attach,
     Cancel,
+    Detach,
     Done,
     ExecutorMessage,
     ExecutorReady,
@@ -68,6 +71,7 @@ from shared.metrics import REGISTRY, count_dropped, serve_metrics
 from shared.settings import SchedulerSettings
 
 TICK_S: Final = 0.1
+STALLED_AFTER_S: Final = 60.0  # without a result of the step that is under way
 NO_EXECUTOR: Final = "waiting for an executor"
 
 _log = get_logger("scheduler")
@@ -114,8 +118,19 @@ class SchedulerServer:
                 max_pinned_share=self.settings.max_pinned_share,
                 enable_kv_bill=self.settings.enable_kv_bill,
                 plans_in_flight=self.settings.plans_in_flight,
+                stream_ttl_s=self.settings.stream_ttl,
+                max_detached_streams=self.settings.max_detached_streams,
+                max_detached_bytes=self.settings.max_detached_bytes,
             )
         )
+
+    @property
+    def activity(self) -> Activity:
+        """What is going on, for gateways to tell."""
+        if not self.core.steps.in_flight:
+            return Activity.BUSY if self.core.num_waiting else Activity.IDLE
+        is_stalled = self.clock() - self.step_seconds.moved_at > STALLED_AFTER_S
+        return Activity.STALLED if is_stalled else Activity.BUSY
 
     async def run(self) -> None:
         """Until cancelled; an error in any part ends all."""
@@ -176,7 +191,7 @@ class SchedulerServer:
                 self.gateways[gateway] = now
                 self._welcome(gateway)
             case Heartbeat(streams=streams):
-                self.requests.send(gateway, Heartbeat(self.boot, self.phase))
+                self.requests.send(gateway, Heartbeat(self.boot, self.phase, (), self.activity))
                 if gateway in self.gateways:
                     self.handle(StreamsListed(now, gateway, streams))
             case Submit():
@@ -185,6 +200,8 @@ class SchedulerServer:
                 self.handle(CancelRequested(now, gateway, message))
             case Attach():
                 self.handle(AttachRequested(now, gateway, message))
+            case Detach():
+                self.handle(DetachRequested(now, gateway, message))
             case Done(request_id):
                 self.handle(RequestDone(now, gateway, request_id))
             case Pin():

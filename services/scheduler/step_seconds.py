@@ -12,14 +12,19 @@ class StepSeconds:
     def __init__(self) -> None:
         self.by_part = dict.fromkeys(("swap", "copy", "forward", "sample", "link"), 0.0)
         self._sent: dict[int, float] = {}
+        self.moved_at = 0.0
+        """When a step last came back, or was sent while none was under way."""
 
     def sent(self, step_id: int, at: float) -> None:
         """A plan leaves at `at` (seconds, monotonic); plans of a lost executor are forgotten."""
         self._sent = {step: when for step, when in self._sent.items() if step == step_id - 1}
         self._sent[step_id] = at
+        if len(self._sent) == 1:
+            self.moved_at = at
 
     def returned(self, step_id: int, timings: StepTimings, at: float) -> None:
         """Its result came at `at`."""
+        self.moved_at = at
         sent_at = self._sent.pop(step_id, None)
         if sent_at is None:
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from services.gateway.app import STALL_S, Gateway
+from services.gateway.app import Gateway
 from services.gateway.readiness import LinkTimes
 from shared.ids import RequestId
 from shared.messages import Heartbeat, StreamPosition, Submit
@@ -193,7 +193,6 @@ async def open_house(
     folder: Path,
     *,
     times: LinkTimes = QUICK,
-    stall_s: float = STALL_S,
     scheduler_options: Any = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
@@ -201,7 +200,7 @@ async def open_house(
     endpoint = f"ipc://{folder}/r"
     scheduler = ScriptedScheduler(endpoint, **(scheduler_options or {}))
     settings = {"model": "toy", "request_endpoint": endpoint, **settings}
-    gateway = Gateway(_AnyPort(**settings), times, stall_s)
+    gateway = Gateway(_AnyPort(**settings), times)
     try:
         await gateway.start()
         async with aiohttp.ClientSession() as http:

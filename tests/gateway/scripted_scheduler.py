@@ -22,8 +22,13 @@ from shared.liveness import new_boot
 from shared.messages import (
     TO_SCHEDULER,
     Accepted,
+    Activity,
+    Attach,
+    Attached,
+    AttachedSequence,
     Cancel,
     CancelReason,
+    Detach,
     Done,
     Finished,
     GatewayMessage,
@@ -135,6 +140,7 @@ class ScriptedScheduler:
         self.shape = ModelShape(1, 1, 1, 1, 1, vocab, 8192)
         self.eos = EOS
         self.phase = ""
+        self.activity = Activity.IDLE
         self.welcomes = True
         self.beats = True
         self.holds = False
@@ -142,6 +148,8 @@ class ScriptedScheduler:
         self.script: deque[Script] = deque()
         self.received: list[GatewayMessage] = []
         self.logs: dict[RequestId, list[_Log]] = {}
+        self.detached: dict[RequestId, bool] = {}
+        """Requests without a reader, and whether their clients were told all."""
         self.pins: dict[RequestId, Pin] = {}
         self.pin_refusal: Refused | None = None
         self.cached_tokens = 0
@@ -249,13 +257,17 @@ class ScriptedScheduler:
                     Welcome(self.boot, self.model, self.shape, 16, self.max_model_len, (self.eos,))
                 )
             case Heartbeat() if self.beats:
-                self.send(Heartbeat(self.boot, self.phase))
+                self.send(Heartbeat(self.boot, self.phase, (), self.activity))
                 self._mend(message)
             case Submit():
                 self.take(message)
             case Cancel(reason=CancelReason.STOP_STRING):
                 self.finish(message.request_id, FinishReason.STOP, message.sequence or 0)
-            case Cancel() | Done():
+            case Attach():
+                self._give(message)
+            case Detach():
+                self.detached[message.request_id] = message.is_told
+            case Cancel() | Done() if message.request_id not in self.detached:
                 self.logs.pop(message.request_id, None)
             case Pin() if self.pin_refusal is not None:
                 self.send(replace(self.pin_refusal, request_id=message.pin_id))
@@ -271,6 +283,26 @@ class ScriptedScheduler:
                 items = [self.pinned(pin.pin_id) for pin in self.pins.values()
                          if pin.key_hash == key_hash]  # fmt: skip
                 self.send(Pins(query_id, tuple(items)))
+
+    def _give(self, attach: Attach) -> None:
+        """All of a request to whoever asks for it with its key."""
+        request_id, logs = attach.request_id, self.logs.get(attach.request_id)
+        if logs is None or logs[0].submit.key_hash != attach.key_hash:
+            self.send(Refused(request_id, ErrorCode.UNKNOWN_STREAM, "no such stream: 300 s"))
+            return
+        self.detached.pop(request_id, None)
+        submit, runs = logs[0].submit, [log.run(0) for log in logs]
+        sequences = tuple(AttachedSequence(run.token_ids, run.logprobs) for run in runs)
+        self.send(
+            Attached(
+                replace(submit, generated=(), prompt_logprobs=(), resubmitted=True),
+                sequences,
+                prompt_logprobs=runs[0].prompt_logprobs if runs[0].token_ids else (),
+            )
+        )
+        for log in logs:
+            if log.finished is not None:
+                self.send(log.finished)
 
     def pinned(self, pin_id: RequestId, num_hits: int = 0) -> Pinned:
         """What is said of a prefix: it is ready, unless this scheduler holds."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.gateway import event_id as before
 from services.gateway.answer_stream import AnswerStream
 from services.gateway.answers import Answer
 from services.gateway.call import Call, Prompt, StreamOptions
@@ -119,17 +120,19 @@ class Telling:
         *,
         tokenizer: Tokenizer | None = None,
         stream_interval: int = 1,
+        told: before.Told | None = None,
     ) -> None:
+        """`told`: what the client has already."""
         tokenizer = tokenizer or ToyTokenizer()
         self.call = call
-        self.answer = Answer(call.endpoint, RequestId("cmpl-1"), "toy")
+        self.answer = Answer(call.endpoint, RequestId("cmpl-1"), "toy", 0)
         self.progress = Progress(call, prompts, tokenizer, (EOS,), stream_interval)
         self.tokenizer = tokenizer
         self.streams = [
             AnswerStream(Submit(RequestId(f"cmpl-1-{p}"), prompt.token_ids, call.sampling), _no_one)
             for p, prompt in enumerate(prompts)
         ]
-        self._events = StreamEvents(call, self.answer, self.progress, tokenizer)
+        self._events = StreamEvents(call, self.answer, self.progress, tokenizer, told)
 
     def as_stream(self, deliveries: Sequence[Delivery]) -> Told:
         """One message of each choice in turn, and all that is new told after each."""

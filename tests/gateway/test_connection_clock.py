@@ -101,7 +101,7 @@ async def test_a_body_that_comes_after_its_answer_begins_no_request(tmp_path: Pa
 
 async def test_a_client_that_takes_nothing_is_given_up(tmp_path: Path) -> None:
     options = {"max_model_len": 10**7}
-    async with open_house(tmp_path, stall_s=0.2, scheduler_options=options) as house:
+    async with open_house(tmp_path, slow_reader_timeout_s=0.2, scheduler_options=options) as house:
         house.scheduler.holds = True
         _, writer = await asyncio.open_connection(sock=narrow(house), limit=2**12)
         body = b'{"prompt": "Hi", "stream": true, "max_tokens": 9000000, "return_token_ids": true}'

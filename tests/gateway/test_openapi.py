@@ -15,6 +15,7 @@ from tests.gateway.house import House, open_gateway, open_house
 PATHS = {
     "/v1/completions": "post",
     "/v1/chat/completions": "post",
+    "/v1/streams/{id}": "get",
     "/tokenize": "post",
     "/detokenize": "post",
     "/v1/prefixes": "post",
@@ -88,7 +89,9 @@ async def test_a_message_and_stream_options_have_their_own_other_fields(house: H
     options, message = (
         schemas[name]["properties"] for name in ("StreamOptionsBody", "MessageBody")
     )
-    assert options.keys() == {"include_usage", "continuous_usage_stats", "include_obfuscation"}
+    assert options.keys() == {
+        "include_usage", "continuous_usage_stats", "include_obfuscation", "resumable"
+    }  # fmt: skip
     assert {"tool_calls", "annotations", "type"} < message.keys()
     assert "include_obfuscation" not in message
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway.readiness import LinkTimes
-from shared.messages import CancelReason, Heartbeat, Submit
+from shared.messages import Activity, CancelReason, Heartbeat, Submit
 from tests.gateway.house import House, held_stream, open_house, restart, text_of, until_ready
 from tests.gateway.scripted_scheduler import ScriptedScheduler
 
@@ -143,3 +143,38 @@ async def test_a_stream_goes_on_when_the_executor_comes_back_in_time(tmp_path: P
             assert text_of([await held.events.next()]) == run
         held.finish()
         assert (await held.events.rest())[-1] == "[DONE]"
+
+
+# ------------------------------------------------------------------ what it is doing
+
+
+@pytest.mark.parametrize("activity", [Activity.IDLE, Activity.BUSY])
+async def test_one_that_is_ready_says_whether_there_is_work(house: House, activity) -> None:
+    house.scheduler.activity = activity
+    await beats(house, 2)
+    assert await house.get("/health") == (200, {"status": activity.value})
+
+
+async def test_a_step_that_never_comes_back_shows(house: House) -> None:
+    house.scheduler.activity = Activity.STALLED
+    await beats(house, 2)
+    status, told = await house.get("/health")
+    assert (status, told["status"]) == (503, "stalled")
+    assert "executor" in told["phase"]
+    assert (await house.complete())["choices"], "requests are taken all the same"
+
+
+async def test_loading_and_draining_are_told_apart(house: House) -> None:
+    house.scheduler.phase = NO_EXECUTOR
+    await until_phase(house, NO_EXECUTOR)
+    assert (await house.get("/health"))[1] == {"status": "loading", "phase": NO_EXECUTOR}
+    house.scheduler.phase = ""
+    await until_ready(house)
+    async with held_stream(house) as held:
+        await house.get("/health")  # leaves a connection that is kept alive
+        draining = asyncio.create_task(house.gateway.drain())
+        await until_phase(house, "draining")
+        assert (await house.get("/health"))[1]["status"] == "draining"
+        held.finish()
+        await held.events.rest()
+    await draining

@@ -12,6 +12,7 @@ from shared.messages import (
     Attach,
     Cancel,
     CancelReason,
+    Detach,
     Done,
     Finished,
     Heartbeat,
@@ -73,8 +74,9 @@ async def test_words_of_a_gateway_about_requests_there_never_were_change_nothing
         Done(""),
     ):
         await say(gateway, word)
+    await say(gateway, Detach("nobody"))
     await say(gateway, Attach("nobody", b"\xff" * 99))
-    assert (await hear(gateway, Refused)).code is ErrorCode.UNKNOWN_REQUEST
+    assert (await hear(gateway, Refused)).code is ErrorCode.UNKNOWN_STREAM
     for positions in ((), (-1,), (2**31 - 1,) * 9):
         await say(gateway, Heartbeat(Boot(9), streams=(StreamPosition("nobody", positions),)))
         assert (await hear(gateway, Refused)).code is ErrorCode.UNKNOWN_REQUEST

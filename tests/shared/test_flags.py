@@ -44,7 +44,7 @@ def test_help_is_printed_with_choices_and_defaults(capsys):
     [
         (["--prot", "1"], "--prot: is no flag of this command; did you mean --port\\?"),
         (["--max-num-seq=3"], "did you mean --max-num-seqs"),
-        (["--gpu-memory-utilization", "0.9"], "--kv-cache-memory-bytes says"),
+        (["--gpu-memory-utilization", "1.5"], "must be (at most 1|less than or equal to 1)$"),
         (["--zzzzzz"], "leave it out"),
         (["--log-level", "loud"], "'loud': choose from debug, info, warning, error$"),
         (["--max-pinned-share", "1.5"], "--max-pinned-share '1.5': must be below 1$"),

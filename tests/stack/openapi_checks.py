@@ -30,6 +30,7 @@ BETWEEN_FIELDS = (
     "bad_words[",  # a text of spaces alone, or of too many tokens
     "not a fraction",  # 5.0, an integer to JSON Schema
     "is a fraction, but prompt",  # the same, behind an integer
+    "Last-Event-ID: ",  # one of another stream
     "logit_bias: ",  # an id in decimal that is in no vocabulary
 )
 """What a body is refused for though each of its fields is right: no schema says these rules."""

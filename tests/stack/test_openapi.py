@@ -45,7 +45,7 @@ def test_what_the_document_says_is_what_the_server_does(toy, tmp_path) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
-    assert "Tested: 15" in run.stdout, run.stdout[-3000:]
+    assert "Tested: 16" in run.stdout, run.stdout[-3000:]
 
 
 def asked(stack, method, path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import DecoderLayer, DecoderWeights, Kernels, Linear, Vocabulary
-from kernels.select import select_kernels, select_kv_dtype
+from kernels.select import interpreted_kernels, select_kernels, select_kv_dtype
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
 from services.executor.model.layers import inverse_frequencies
@@ -18,6 +18,8 @@ from services.executor.model.llama import Llama
 from services.executor.model.safetensors_file import SafetensorsFolder
 from shared.errors import InvariantBroken, StartError
 from shared.model_source import ModelSource
+
+CPU: Final = torch.device("cpu")
 
 Progress = Callable[[str], None]
 
@@ -51,14 +53,19 @@ def load_model(
     device: torch.device,
     progress: Progress,
     kv_cache_dtype: str = "auto",
+    *,
+    is_interpreted: bool = False,
 ) -> Llama:
     """Load the model of `source`; `progress` hears "loading weights 41 %".
+
+    `is_interpreted`: with a GPU's kernels, in Triton's interpreter.
 
     Raises: StartError naming the file, tensor or field that is missing, wrong or not supported, or
         the device or a dtype that there are no kernels for.
     """
-    kernels = select_kernels(device, dtype)
-    return load_onto(kernels, source, progress, select_kv_dtype(kernels, kv_cache_dtype))
+    kernels = interpreted_kernels(dtype) if is_interpreted else select_kernels(device, dtype)
+    kv_dtype = select_kv_dtype(kernels, kv_cache_dtype)
+    return load_onto(kernels, source, progress, kv_dtype, device)
 
 
 def load_onto(
@@ -66,11 +73,12 @@ def load_onto(
     source: ModelSource,
     progress: Progress,
     kv_dtype: torch.dtype | None = None,
+    device: torch.device = CPU,
 ) -> Llama:
     """Load the model of `source` onto a back end, with keys and values in `kv_dtype` or its own.
 
     Peak memory stays near the size of the weights in its dtype: every tensor is converted by
-    pieces and packed before the next is read.
+    pieces and packed, on `device`, before the next is read.
     Raises: StartError as `load_model`.
     """
     with ExitStack() as files:
@@ -78,7 +86,7 @@ def load_onto(
         if not kernels.has_windows:
             config = config.without_windows()
         _check_shapes(tensors.shapes, expected_shapes(config), config.tied, str(source.path))
-        weights = _Loading(config, tensors, kernels, progress).weights()
+        weights = _Loading(config, tensors, kernels, progress, device).weights()
     return Llama(config, weights, kernels, kv_dtype)
 
 
@@ -154,13 +162,19 @@ class _Loading:
     """One pass over a model's tensors."""
 
     def __init__(
-        self, config: LlamaConfig, tensors: Tensors, kernels: Kernels, progress: Progress
+        self,
+        config: LlamaConfig,
+        tensors: Tensors,
+        kernels: Kernels,
+        progress: Progress,
+        device: torch.device,
     ) -> None:
         self._config = config
         self._tensors = tensors
         self._shapes = tensors.shapes
         self._kernels = kernels
         self._progress = progress
+        self._device = device
         self._total = sum(torch.Size(s).numel() for s in expected_shapes(config).values())
         self._done = 0
         self._percent = -1
@@ -168,7 +182,7 @@ class _Loading:
     def weights(self) -> DecoderWeights:
         """Everything, packed."""
         config = self._config
-        divisors = self._tensor([ROPE_DIVISORS]) if ROPE_DIVISORS in self._shapes else None
+        divisors = self._tensor([ROPE_DIVISORS]).cpu() if ROPE_DIVISORS in self._shapes else None
         embedding = self._vocabulary(EMBEDDING)
         head = embedding if config.tied else self._vocabulary(HEAD)
         layers = tuple(self._layer(index) for index in range(config.num_layers))
@@ -178,7 +192,7 @@ class _Loading:
             layers=layers,
             final_norm=self._tensor([FINAL_NORM]),
             head=head,
-            inverse_frequencies=inverse_frequencies(config, divisors),
+            inverse_frequencies=inverse_frequencies(config, divisors).to(self._device),
         )
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -218,7 +232,7 @@ class _Loading:
         if percent != self._percent:
             self._percent = percent
             self._progress(f"loading weights {percent} %")
-        return stacked
+        return stacked.to(self._device)
 
 
 def _return_free_memory() -> None:

@@ -78,6 +78,10 @@ class Book:
         """The requests whose tokens go to this gateway, in the order they came."""
         return [request for request in self if request.gateway == gateway]
 
+    def kept(self) -> list[Request]:
+        """Those that are over, and those that nobody reads: they are kept for a time."""
+        return [one for one in self if one.is_detached or one.status is Status.FINISHED]
+
     def finished(self) -> list[Request]:
         """Those whose log is kept for a gateway that may miss something."""
         return [request for request in self if request.status is Status.FINISHED]

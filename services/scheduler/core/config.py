@@ -31,7 +31,10 @@ class SchedulerConfig:
         max_scored_tokens: most prompt tokens whose log-probabilities one step reports.
         max_num_queued_reqs: most requests that wait for their first step; more are refused.
         max_num_queued_tokens: most prompt tokens that these may have together.
-        stream_ttl_s: how long the log of a finished request outlives its gateway's last sign.
+        stream_ttl_s: how long a request outlives its stream's last reader, or its own end if that
+            comes later; one that still runs is cancelled then.
+        max_detached_streams: most requests without a reader that are kept.
+        max_detached_bytes: most memory that these may take, about.
     """
 
     boot: Boot
@@ -48,6 +51,8 @@ class SchedulerConfig:
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 4 * 2**20
     stream_ttl_s: float = 300.0
+    max_detached_streams: int = 4096
+    max_detached_bytes: int = 256 * 2**20
 
     @property
     def most_sequences(self) -> int:
@@ -84,7 +89,10 @@ class SchedulerConfig:
                 f"max_scored_tokens must be from 1 to {MAX_SCORED_TOKENS}, "
                 f"not {self.max_scored_tokens}"
             )
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        for name in (
+            "max_num_queued_reqs", "max_num_queued_tokens", "max_detached_streams",
+            "max_detached_bytes",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 flag = f"--{name.replace('_', '-')}"
                 raise StartError(f"{flag} must be at least 1, not {getattr(self, name)}")

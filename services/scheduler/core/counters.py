@@ -33,6 +33,10 @@ class Counters:
         pin_hits: requests whose first start found tokens of a pinned prefix.
         reports_ignored: parts of a result about sequences that had no row in its plan.
         deadlines_passed: requests that were ended, or refused before a model was known, for it.
+        streams_attached: streams that a gateway took over, to go on with them.
+        streams_orphaned: streams whose gateway was lost, and that are kept for another.
+        streams_expired: streams that nobody came back for in their time to live.
+        streams_evicted: streams dropped before that, as there were too many, or too large ones.
         resent_runs: runs of tokens, or `Finished`, sent again because a gateway missed them.
     """
 
@@ -64,6 +68,10 @@ class Counters:
     reports_ignored: int = 0
     executor_losses: int = 0
     deadlines_passed: int = 0
+    streams_attached: int = 0
+    streams_orphaned: int = 0
+    streams_expired: int = 0
+    streams_evicted: int = 0
     resent_runs: int = 0
 
     @property

@@ -4,6 +4,7 @@ Only the gateway a request belongs to may give it up or ask for more of it; `Att
 of the same request, makes another gateway its owner.
 """
 
+import hmac
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,10 +14,12 @@ from services.scheduler.core.book import Book
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.deadlines import Deadlines
 from services.scheduler.core.decoding import decoding_of
+from services.scheduler.core.detached import Detached
 from services.scheduler.core.endings import Endings
 from services.scheduler.core.events import (
     AttachRequested,
     CancelRequested,
+    DetachRequested,
     Gateway,
     GatewayLost,
     RequestArrived,
@@ -51,10 +54,14 @@ class Desk:
         outbox: Outbox,
         counters: Counters,
         queue_limits: QueueLimits,
+        detached: Detached,
+        stream_ttl_s: float,
         num_pinned: Callable[[], int],
         sequence_ids: Iterator[SequenceId],
     ) -> None:
         """`num_pinned` says how many blocks are kept for pinned prefixes now."""
+        self._detached = detached
+        self._stream_ttl_s = stream_ttl_s
         self._book = book
         self._steps = steps
         self._endings = endings
@@ -104,6 +111,7 @@ class Desk:
         """Time passes: the speed of the queue is measured, and who is late ends."""
         self._queue_limits.tick(at, self._book.num_dequeued)
         self._deadlines.tick(at)
+        self._detached.tick(at)
 
     # ----------------------------------------------------------------- arrivals
 
@@ -280,11 +288,28 @@ class Desk:
             )
             return
         request = self._book.get(request_id)
-        if request is None or request.submit.key_hash != event.attach.key_hash:
-            self._refuse_unknown(event.gateway, request_id)
+        key_hash = request.submit.key_hash if request is not None else b""
+        is_same_key = hmac.compare_digest(key_hash, event.attach.key_hash)
+        if request is None or not is_same_key or not request.submit.context:
+            self._refuse(
+                event.gateway,
+                request_id,
+                ErrorCode.UNKNOWN_STREAM,
+                "no such stream: it was told whole, or was never here, or nobody came for it; one "
+                f"without a reader is kept for {self._stream_ttl_s:g} s (--stream-ttl), while "
+                "there is room",
+            )
             return
         self._streams.moved(request, event.gateway, event.at)
-        self._streams.attached(request)
+        self._streams.attached(request, event.at)
+        self._counters.streams_attached += 1
+
+    def detached(self, event: DetachRequested) -> None:
+        """Nobody reads a stream now; a request that may come again without one is kept."""
+        self._lobby.leave(event.detach.request_id, event.gateway)
+        request = self._own(event.gateway, event.detach.request_id)
+        if request is not None:
+            self._detached.detach(request, event.at, is_told=event.detach.is_told)
 
     def listed(self, event: StreamsListed) -> None:
         """A heartbeat: what is stalled is sent again, what is not here is refused."""
@@ -305,9 +330,8 @@ class Desk:
                 self._refuse_unknown(event.gateway, stream.request_id)
 
     def lost(self, event: GatewayLost) -> None:
-        """Nobody hears its streams, so nobody needs them."""
-        for request in self._book.of_gateway(event.gateway):
-            self._endings.forget(request, event.at)
+        """Nobody reads its streams: those that can be attached to are kept, others forgotten."""
+        self._detached.lose(event.gateway, event.at)
         self._lobby.lose(event.gateway)
 
     # ----------------------------------------------------------------- answers

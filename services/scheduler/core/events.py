@@ -7,6 +7,7 @@ from shared.ids import RequestId
 from shared.messages import (
     Attach,
     Cancel,
+    Detach,
     ExecutorReady,
     ListPins,
     Pin,
@@ -46,6 +47,15 @@ class AttachRequested:
     at: float
     gateway: Gateway
     attach: Attach
+
+
+@dataclass(frozen=True, slots=True)
+class DetachRequested:
+    """A gateway has no reader for a stream any more; another one may come."""
+
+    at: float
+    gateway: Gateway
+    detach: Detach
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,7 @@ Event: TypeAlias = (
     RequestArrived
     | CancelRequested
     | AttachRequested
+    | DetachRequested
     | RequestDone
     | StreamsListed
     | PinRequested

@@ -164,6 +164,13 @@ def _check_request(request: Request) -> None:
     is_over = request.status is Status.FINISHED
     story = f"{who} has {len(request.live_sequences)} live sequences"
     demand(bool(request.live_sequences) != is_over, "finished means every sequence ended", story)
+    story = f"{who}: detached {request.is_detached}, context of {len(request.submit.context)} bytes"
+    may_be = request.gateway is not None and not request.is_detached
+    demand(
+        may_be or request.is_pin or (request.is_detached and bool(request.submit.context)),
+        "a request has a reader, or can get one",
+        story,
+    )
     for sequence in request.every_sequence:
         _check_progress(who, request, sequence)
     _check_tables(who, request)

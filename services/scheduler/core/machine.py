@@ -12,10 +12,12 @@ from services.scheduler.core.commands import Command, RunStep
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.desk import Desk
+from services.scheduler.core.detached import Detached
 from services.scheduler.core.endings import Endings
 from services.scheduler.core.events import (
     AttachRequested,
     CancelRequested,
+    DetachRequested,
     Event,
     ExecutorJoined,
     ExecutorLost,
@@ -73,6 +75,7 @@ class Scheduler:
         self._pin_desk = PinDesk(
             self.book, self.steps, streams, self._outbox, self.counters, config, sequence_ids
         )
+        self._detached = Detached(self.book, self._endings, self.counters, config)
         self._desk = Desk(
             self.book,
             self.steps,
@@ -82,6 +85,8 @@ class Scheduler:
             self._outbox,
             self.counters,
             queue_limits,
+            self._detached,
+            config.stream_ttl_s,
             num_pinned=lambda: self._pin_desk.num_blocks,
             sequence_ids=sequence_ids,
         )
@@ -131,6 +136,16 @@ class Scheduler:
         """Finished requests whose log is kept until their gateway is done with them."""
         return len(self.book.finished())
 
+    @property
+    def num_detached(self) -> int:
+        """Requests whose stream nobody reads now, and somebody may come back for."""
+        return sum([request.is_detached for request in self.book])
+
+    @property
+    def num_detached_bytes(self) -> int:
+        """About how much memory these take."""
+        return self._detached.num_bytes
+
     def longest_wait_s(self, at: float) -> float:
         """Seconds for which somebody has waited, or been swapped out, by now: the most."""
         return self._desk.longest_wait_s(at)
@@ -171,6 +186,8 @@ class Scheduler:
                 self._desk.cancelled(event)
             case AttachRequested():
                 self._desk.attached(event)
+            case DetachRequested():
+                self._desk.detached(event)
             case RequestDone():
                 self._desk.done(event)
             case StreamsListed():
@@ -193,7 +210,6 @@ class Scheduler:
                 self._step_refused(at, failed)
             case Tick(at):
                 self._desk.tick(at)
-                self._drop_old_logs(at)
 
     # ----------------------------------------------------------------- the executor
 
@@ -276,10 +292,3 @@ class Scheduler:
             self._pin_desk.broken(request, finish)
         else:
             self._endings.end_all(request, finish, at)
-
-    # ----------------------------------------------------------------- time
-
-    def _drop_old_logs(self, at: float) -> None:
-        for request in self.book.finished():
-            if at - request.last_heard > self.config.stream_ttl_s:
-                self._endings.forget(request, at)

@@ -37,7 +37,7 @@ class Request:
         self,
         submit: Submit,
         *,
-        gateway: Gateway,
+        gateway: Gateway | None,
         arrival: float,
         max_tokens: int,
         decoding: Decoding,
@@ -49,6 +49,13 @@ class Request:
         self.is_pin = is_pin
         """Whether it is no client's, but computes and holds a pinned prefix (pins.py)."""
         self.gateway = gateway
+        """Who may give it up; None once its gateway has detached it."""
+        self.detached_at: float | None = None
+        """Since when nobody reads its stream; None: somebody does (detached.py)."""
+        self.is_told = False
+        """Whether it was detached only for a client that may have lost the last of its answer."""
+        self.kept_bytes = 0
+        """About how much memory it takes, once it is over and detached; 0 before."""
         self.arrival = arrival
         self.max_tokens = 0
         self.decoding = decoding
@@ -80,7 +87,7 @@ class Request:
         self.waits_since = arrival
         """When it began to wait, or to be swapped out, the last time."""
         self.last_heard = arrival
-        """When its gateway last showed that it knows this request."""
+        """When its gateway last showed that it knows this request, or when it ended since."""
         self.listed: tuple[Listed, ...] = ()
         """Its sequences at its gateway's last heartbeat; () before the first."""
 
@@ -99,6 +106,16 @@ class Request:
         """When it is too late for anything more; infinite if it has no deadline."""
         deadline_s = self.submit.deadline_s
         return inf if deadline_s is None else self.arrival + deadline_s
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether nobody reads its stream now."""
+        return self.detached_at is not None
+
+    @property
+    def reader(self) -> Gateway | None:
+        """The gateway that hears of it now."""
+        return self.gateway if self.detached_at is None else None
 
     @property
     def is_live(self) -> bool:

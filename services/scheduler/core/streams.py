@@ -7,6 +7,7 @@ show it at the same position although there was more to be had at the first of t
 most a repeat, which `TokenRun.start` shows for what it is.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from services.scheduler.core.commands import Reply
@@ -42,8 +43,10 @@ class Outbox:
         """Of these, as far as they may be long."""
         self._replies: list[Reply] = []
 
-    def add_long_run(self, gateway: Gateway, run: TokenRun) -> None:
-        """Tokens, any number of them."""
+    def add_long_run(self, gateway: Gateway | None, run: TokenRun) -> None:
+        """Tokens, any number of them; whoever is None hears nothing, of this or of the rest."""
+        if gateway is None:
+            return
         size = run_bytes(run)
         before = self._num_bytes.get(gateway, 0)
         if before + size > LONG_BYTES and gateway in self._runs:
@@ -54,16 +57,20 @@ class Outbox:
         if size > LONG_BYTES:
             self._close(gateway)
 
-    def add_run(self, gateway: Gateway, run: TokenRun) -> None:
+    def add_run(self, gateway: Gateway | None, run: TokenRun) -> None:
         """A token; they leave before whatever is said next."""
+        if gateway is None:
+            return
         runs = self._runs.get(gateway)
         if runs is None:
             self._runs[gateway] = [run]
         else:
             runs.append(run)
 
-    def say(self, gateway: Gateway, message: SchedulerReply) -> None:
+    def say(self, gateway: Gateway | None, message: SchedulerReply) -> None:
         """Any other message; all tokens added before come first."""
+        if gateway is None:
+            return
         self._close_runs()
         self._replies.append(Reply(gateway, message))
 
@@ -93,7 +100,7 @@ class Streams:
 
     def accepted(self, request: Request) -> None:
         """The request waits or runs."""
-        self._outbox.say(request.gateway, Accepted(request.request_id, request.max_tokens))
+        self._outbox.say(request.reader, Accepted(request.request_id, request.max_tokens))
 
     def grew(self, request: Request, sequence: Sequence) -> None:
         """The sequence has one token more."""
@@ -104,7 +111,7 @@ class Streams:
         logprobs = (sequence.logprobs[-1],) if sequence.logprobs else ()
         last = (sequence.generated[-1],)
         run = TokenRun(request.submit.request_id, sequence.index, start, last, logprobs)
-        self._outbox.add_run(request.gateway, run)
+        self._outbox.add_run(request.reader, run)
 
     def grew_whole(self, request: Request, sequence: Sequence) -> None:
         """The sequence has all its tokens at once: it is the answer of a beam search."""
@@ -120,7 +127,7 @@ class Streams:
         if sequence.finish is None:
             raise InvariantBroken(f"{request.request_id}:{sequence.index} has not ended")
         self._outbox.say(
-            request.gateway,
+            request.reader,
             Finished(
                 request.request_id,
                 sequence.index,
@@ -133,14 +140,18 @@ class Streams:
             ),
         )
 
-    def attached(self, request: Request) -> None:
+    def attached(self, request: Request, at: float) -> None:
         """Its new gateway gets all there is."""
         self._outbox.say(
-            request.gateway,
+            request.reader,
             Attached(
-                request.request_id,
-                request.submit.context,
-                request.submit.prompt,
+                replace(
+                    request.submit,
+                    generated=(),
+                    prompt_logprobs=(),
+                    age_s=at - request.arrival,
+                    resubmitted=True,
+                ),
                 sequences=tuple(
                     AttachedSequence(
                         tuple(sequence.generated),
@@ -154,6 +165,7 @@ class Streams:
                 prompt_logprobs=request.scores,
             ),
         )
+        self.accepted(request)
         self.bring_up_to_date(
             request, tuple(len(sequence.generated) for sequence in request.sequences)
         )
@@ -161,6 +173,8 @@ class Streams:
     def moved(self, request: Request, gateway: Gateway, at: float) -> None:
         """From now on this gateway is told; whoever was told before is no longer heard."""
         request.gateway = gateway
+        request.detached_at = None
+        request.kept_bytes = 0
         request.last_heard = at
         request.listed = ()
 
@@ -175,6 +189,7 @@ class Streams:
     def listed(self, request: Request, positions: Ids, at: float) -> None:
         """Its gateway's heartbeat names it; what it misses is sent again if it is stalled."""
         before = request.listed
+        request.detached_at = None  # its gateway was taken for lost
         request.last_heard = at
         request.listed = tuple(
             Listed(
@@ -211,7 +226,7 @@ class Streams:
                 tuple(sequence.logprobs[start:]),
                 scores,
             )
-            self._outbox.add_long_run(request.gateway, run)
+            self._outbox.add_long_run(request.reader, run)
 
 
 def _position(positions: Ids, sequence: Sequence) -> int:

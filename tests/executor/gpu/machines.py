@@ -33,8 +33,8 @@ class Machine:
         return results
 
 
-def pools_of(model: Llama) -> KVPools:
-    pools = KVPools(model, NUM_BLOCKS, BLOCK_SIZE, NUM_ASIDE)
+def pools_of(model: Llama, num_blocks: int = NUM_BLOCKS) -> KVPools:
+    pools = KVPools(model, num_blocks, BLOCK_SIZE, NUM_ASIDE)
     for pool in (pools.gpu, pools.cpu):
         pool.fill_(float("nan"))
     return pools
@@ -47,10 +47,10 @@ def plain(sizes: Sizes = SIZES) -> Machine:
     return Machine(Interpreter(model, pools, LONGEST), pools)
 
 
-def gpu(graph_rows=(), streams=None, sizes: Sizes = SIZES, model=None) -> Machine:
+def gpu(graph_rows=(), streams=None, sizes: Sizes = SIZES, num_blocks=NUM_BLOCKS) -> Machine:
     """What a GPU does."""
-    model = model or random_decoder(TritonKernels(torch.float32, Gpu()), sizes)
-    pools = pools_of(model)
+    model = random_decoder(TritonKernels(torch.float32, Gpu()), sizes)
+    pools = pools_of(model, num_blocks)
     runner = GpuRunner(model, pools, streams or InlineStreams(), LONGEST, graph_rows=graph_rows)
     if graph_rows:
         runner.capture(lambda phase: None)

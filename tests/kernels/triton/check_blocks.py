@@ -89,6 +89,17 @@ def test_out_and_in_again_through_one_staging_copy(dtype: torch.dtype, layout: L
     assert torch.equal(bits(pool), bits(wanted))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_swap_out_and_in(dtype: torch.dtype) -> None:
+    pool, aside = (random_pool(Layout.BLOCK_MAJOR, dtype) for _ in range(2))
+    wanted = pool.clone()
+    wanted[[4, 11]] = pool[[7, 2]]
+    blocks.swap_out(pool, aside, torch.tensor([[7, 3], [2, 5]]))
+    assert torch.equal(bits(aside[[3, 5]]), bits(pool[[7, 2]]))
+    blocks.swap_in(aside, pool, torch.tensor([[3, 4], [5, 11]]))
+    assert torch.equal(bits(pool), bits(wanted))
+
+
 def test_what_the_kernels_cannot_read_is_not_allocated() -> None:
     kernels = TritonKernels(torch.float16, Gpu())
     assert kernels.kv_dtypes == (torch.float16, torch.bfloat16, ragged.E4M3)

@@ -9,6 +9,7 @@ from services.scheduler.core.commands import Reply, RunStep
 from services.scheduler.core.events import (
     AttachRequested,
     CancelRequested,
+    DetachRequested,
     ExecutorJoined,
     ExecutorLost,
     Gateway,
@@ -36,6 +37,7 @@ from shared.messages import (
     Cancel,
     CancelReason,
     Costs,
+    Detach,
     ExecutorReady,
     GeneratedSequence,
     ListPins,
@@ -195,9 +197,10 @@ class House:
 
     def submit(
         self, name, prompt=5, max_tokens=8, *, gateway="g", generated=(), finish=None, age_s=0.0,
-        context=b"", key_hash=b"", sampling=None, extra=None, **params,
+        context=b"c", key_hash=b"", sampling=None, extra=None, **params,
     ):  # fmt: skip
-        """`prompt` is a number of tokens (of the request's own) or the ids themselves."""
+        """`prompt` is a number of tokens (of the request's own) or the ids themselves; without a
+        context it does not outlive its gateway."""
         if isinstance(prompt, int):
             prompt = tuple((ord(name[0]) * 7 + at * 3) % (VOCAB - 1) + 1 for at in range(prompt))
         params = sampling or SamplingParams(**{"max_tokens": max_tokens, **params})
@@ -251,6 +254,10 @@ class House:
     def attach(self, name, gateway, key_hash=b""):
         attach = Attach(RequestId(name), key_hash)
         return self.handle(AttachRequested(self.later(), _gateway(gateway), attach))
+
+    def detach(self, name, gateway="g", *, is_told=False):
+        detach = Detach(RequestId(name), is_told)
+        return self.handle(DetachRequested(self.later(), _gateway(gateway), detach))
 
     def beat(self, *names, gateway="g", positions=None):
         """A heartbeat that lists these streams as the gateway holds them."""

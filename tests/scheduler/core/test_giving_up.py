@@ -102,10 +102,10 @@ def test_only_its_own_gateway_gives_a_request_up(house):
     assert house.tokens("A") == house.solo("A")
 
 
-def test_a_lost_gateway_frees_all_its_requests_and_nobody_elses(build):
+def test_a_lost_gateway_takes_along_what_has_no_stream_and_nobody_elses(build):
     house = build(max_num_seqs=3)
     for name, gateway in (("A", "g"), ("B", "h"), ("C", "g"), ("D", "g")):
-        house.submit(name, max_tokens=6, ignore_eos=True, gateway=gateway)
+        house.submit(name, max_tokens=6, ignore_eos=True, gateway=gateway, context=b"")
     house.step(2)
     house.lose_gateway("g")
     assert [house.status(name) for name in "ABCD"] == [None, Status.RUNNING, None, None]
@@ -141,7 +141,7 @@ def test_an_id_can_be_used_again_while_its_first_plan_is_still_in_flight(house):
 def test_r22_300_streams_cut_after_three_tokens_leave_nothing(build, how):
     house = build(num_blocks=120, block_size=4, max_num_seqs=64)
     for at in range(300):
-        house.submit(f"A{at}", prompt=3 + at % 7, max_tokens=20, ignore_eos=True)
+        house.submit(f"A{at}", prompt=3 + at % 7, max_tokens=20, ignore_eos=True, context=b"")
     cut = set()
     while house.in_flight:
         house.step()

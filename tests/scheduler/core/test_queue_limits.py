@@ -67,7 +67,7 @@ def test_what_runs_is_not_in_the_queue_and_room_comes_back_as_requests_start(bus
 def test_room_comes_back_as_clients_leave(busy):
     house = busy()
     house.submit("A")
-    house.submit("B", gateway="h")
+    house.submit("B", gateway="h", context=b"")
     house.cancel("A")
     house.lose_gateway("h")
     assert queue(house) == (0, 0)

@@ -1,5 +1,9 @@
 """What gateways hear: what was lost reaches them, what they hold already costs them nothing."""
 
+from dataclasses import replace
+
+import pytest
+
 from services.scheduler.core.lifecycle import Status
 from shared.errors import ErrorCode
 from shared.messages import Accepted, Attached, AttachedSequence, Finished, Refused, Tokens
@@ -148,8 +152,12 @@ def test_attach_gives_everything_so_far_and_the_rest_follows(house):
     house.submit("A", max_tokens=6, ignore_eos=True, context=b"c", key_hash=b"k", gateway="g")
     house.step(3)
     house.attach("A", "h", key_hash=b"k")
-    prompt, so_far = house.submits["A"].prompt, house.solo("A")[:3]
-    assert house.replies(Attached) == [Attached("A", b"c", prompt, (AttachedSequence(so_far),))]
+    submit, so_far = house.submits["A"], house.solo("A")[:3]
+    (attached,) = house.replies(Attached)
+    again = replace(submit, resubmitted=True, age_s=attached.submit.age_s)
+    assert attached == Attached(again, (AttachedSequence(so_far),))
+    assert attached.submit.age_s == pytest.approx(0.004)
+    assert house.replies(Accepted) == [Accepted("A", 6)]
     house.run()
     assert house.tokens("A", "h") == house.solo("A")
     assert house.tokens("A", "g") == so_far
@@ -172,8 +180,13 @@ def test_a_wrong_key_learns_no_more_than_a_wrong_id(house):
     house.submit("A", max_tokens=9, ignore_eos=True, key_hash=b"k")
     house.attach("A", "h", key_hash=b"x")
     house.attach("B", "h", key_hash=b"x")
-    wrong_key, wrong_id = house.stream("A", "h").refused, house.stream("B", "h").refused
+    house.submit("C", max_tokens=9, key_hash=b"x", context=b"")
+    house.attach("C", "h", key_hash=b"x")
+    wrong_key, wrong_id, no_stream = [house.stream(name, "h").refused for name in "ABC"]
     assert (wrong_key.code, wrong_key.message) == (wrong_id.code, wrong_id.message)
+    assert (no_stream.code, no_stream.message) == (wrong_id.code, wrong_id.message)
+    assert wrong_id.code is ErrorCode.UNKNOWN_STREAM
+    assert "300 s (--stream-ttl)" in wrong_id.message
     house.run()
     assert house.tokens("A") == house.solo("A")
 

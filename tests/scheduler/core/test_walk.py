@@ -122,6 +122,10 @@ class Walk(RuleBasedStateMachine):
         self.walker.attach(which, gateway)
 
     @rule(which=ANY)
+    def detach(self, which):
+        self.walker.detach(which)
+
+    @rule(which=ANY)
     def submit_again(self, which):
         self.walker.submit_again(which)
 
@@ -172,7 +176,7 @@ class Walk(RuleBasedStateMachine):
     def unpin(self, which, gateway):
         self.walker.unpin(which, gateway)
 
-    @rule(seconds=st.sampled_from((0.1, 3.0)))
+    @rule(seconds=st.sampled_from((0.1, 3.0, 200.0)))
     def tick(self, seconds):
         self.walker.tick(seconds)
 
@@ -239,7 +243,7 @@ def test_a_long_walk_in_which_everything_happens(name, seed):
     must = {
         "preemption", "step", "cancel", "stop string", "done", "attach", "submit again", "deaf",
         "row error", "executor lost", "late result", "scored", "only scored",
-        "pinned", "unpinned",
+        "pinned", "unpinned", "detach", "back again", "gateway lost",
     }  # fmt: skip
     house = HOUSES[name]
     if house["num_blocks"] * house["block_size"] > 24:  # else few prefixes fit beside requests

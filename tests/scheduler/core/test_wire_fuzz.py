@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.events import (
     AttachRequested,
     CancelRequested,
+    DetachRequested,
     PinRequested,
     PinsListed,
     RequestArrived,
@@ -22,6 +23,7 @@ from shared.codec import encode
 from shared.messages import (
     Attach,
     Cancel,
+    Detach,
     Done,
     Heartbeat,
     ListPins,
@@ -74,6 +76,8 @@ def say(house, gateway, message):
             event = CancelRequested(now, gateway, message)
         case Attach():
             event = AttachRequested(now, gateway, message)
+        case Detach():
+            event = DetachRequested(now, gateway, message)
         case Done(request_id):
             event = RequestDone(now, gateway, request_id)
         case Heartbeat(streams=streams):
@@ -96,7 +100,7 @@ def move(house, name):
     elif name == "join" and house.executor is None:
         house.join()
     elif name == "tick":
-        house.tick(30.0)
+        house.tick(200.0)
     elif name == "gateway gone":
         house.lose_gateway("h")
 
@@ -108,6 +112,7 @@ def close(house):
     house.run()
     for gateway in "gh":
         house.lose_gateway(gateway)
+    house.tick(301.0)
     core = house.core
     for prefix in list(core.book.pins):
         house.unpin(prefix.pin.pin_id, key_hash=prefix.pin.key_hash)

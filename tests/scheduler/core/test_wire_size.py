@@ -1,5 +1,7 @@
 """What is told fits into messages: bounds that hold on the wire, and a door that knows them."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.scheduler.core import intake, streams, wire_size
@@ -47,7 +49,7 @@ def test_all_of_a_request_is_no_longer_than_its_bounds_say(place, num_prompt, n,
         context=b"c" * 700, key_hash=b"k" * 32, prompt_logprobs=scores,
     )  # fmt: skip
     attached = Attached(
-        submit.request_id, submit.context, submit.prompt,
+        replace(submit, generated=(), prompt_logprobs=()),
         tuple(AttachedSequence(ids, logprobs) for ids, logprobs in answers),
         prompt_logprobs=scores,
     )  # fmt: skip

@@ -303,7 +303,8 @@ class ToyGateway:
                 self.unpinned.append(pin_id)
             case Pins():
                 self.pins = message
-            case Attached(request_id):
+            case Attached(submit):
+                request_id = submit.request_id
                 self.streams[request_id].attached = message
                 self.streams[request_id].prompt_logprobs = message.prompt_logprobs
                 for index, sequence in enumerate(message.sequences):

@@ -36,6 +36,8 @@ class Walker:
         self.owners = {}
         self.answers, self.logprobs, self.scores = {}, {}, {}
         self.pinned = {}
+        self.away = set()
+        """Those of the requests that nobody reads now."""
         self.may_fail = set()
         self.over = set()
         self.count = 0
@@ -74,7 +76,8 @@ class Walker:
         self.scores[name] = solo_scores(ids, sampling)
         house.submit(
             name, ids, gateway=gateway, sampling=sampling, age_s=age_s,
-            key_hash=bytes(tenant), extra={"cache_salt": "s" * tenant, **extra},
+            context=b"c" * (self.count % 3), key_hash=bytes(tenant),
+            extra={"cache_salt": "s" * tenant, **extra},
         )  # fmt: skip
         self.births[name] = house.now - age_s
         if refusal := self._stream(name).refused:
@@ -172,17 +175,27 @@ class Walker:
             self.happened["done"] += 1
 
     def attach(self, which, gateway):
-        name = self._pick(which)
+        name = self._pick(which, away=True)
         if name is None or self.house.executor is None or self.house.status(name) is None:
             return
         if self._is_deaf(name) or self.house.gateways[gateway.encode()].is_deaf:
+            return
+        if not self.house.submits[name].context:
             return
         held = self.house.stream(name, gateway)
         held.max_tokens = self._stream(name).max_tokens
         held.num_scores = self._stream(name).num_scores
         self.house.attach(name, gateway, self.house.submits[name].key_hash)
         self.owners[name] = gateway
-        self.happened["attach"] += 1
+        self.happened["back again" if name in self.away else "attach"] += 1
+        self.away.discard(name)
+
+    def detach(self, which):
+        """The client leaves, and may come back."""
+        if name := self._pick(which):
+            self.house.detach(name, self.owners[name])
+            self._goes_away(name)
+            self.happened["detach"] += 1
 
     def submit_again(self, which):
         name = self._pick(which)
@@ -191,7 +204,7 @@ class Walker:
             self.happened["submit again"] += 1
 
     def beat(self, gateway):
-        names = [name for name, owner in self.owners.items() if owner == gateway]
+        names = [name for name in self.owners.keys() - self.away if self.owners[name] == gateway]
         self.house.beat(*names, gateway=gateway)
 
     def turn_deaf(self, gateway):
@@ -205,8 +218,14 @@ class Walker:
     def lose_gateway(self, gateway):
         self.house.lose_gateway(gateway)
         for name in [name for name, owner in self.owners.items() if owner == gateway]:
-            self._forget(name)
+            self._goes_away(name)
         self.happened["gateway lost"] += 1
+
+    def _goes_away(self, name):
+        if self.house.submits[name].context and self.house.status(name) is not None:
+            self.away.add(name)
+        elif name not in self.away:
+            self._forget(name)
 
     def lose_executor(self):
         if self.house.executor is not None:
@@ -229,6 +248,8 @@ class Walker:
     def restart(self):
         """The scheduler dies; its gateways submit what they hold to the next one."""
         self._count()
+        for name in list(self.away):
+            self._forget(name)
         self.seen_plans, self.searched = 0, set()
         old, self.house = self.house, House(**{**self.settings, "join": False})
         self.house.gateways, self.house.now = old.gateways, old.now
@@ -252,6 +273,9 @@ class Walker:
     def tick(self, seconds):
         self._count()
         self.house.tick(seconds)
+        for name in [name for name in self.away if self.house.status(name) is None]:
+            self._forget(name)
+            self.happened["expired"] += 1
         for request in self.house.core.book:
             late = request.is_live and request.expires_at <= self.house.now
             assert not late, f"{request.request_id} goes on after its deadline"
@@ -314,6 +338,10 @@ class Walker:
         if self.house.executor is None:
             self.join()
         self.house.run()
+        while self.away:
+            count = len(self.away)
+            self.attach(list(self.owners).index(min(self.away)), "g")
+            assert len(self.away) == count - 1
         for _ in range(3):  # the first tells what is held, the second that it stands still
             for gateway in GATEWAYS:
                 self.beat(gateway)
@@ -377,11 +405,12 @@ class Walker:
     def _is_deaf(self, name):
         return self.house.gateways[self.owners[name].encode()].is_deaf
 
-    def _pick(self, which):
-        names = list(self.owners)
+    def _pick(self, which, *, away=False):
+        names = [name for name in self.owners if away or name not in self.away]
         return names[which % len(names)] if names else None
 
     def _forget(self, name):
+        self.away.discard(name)
         del self.owners[name], self.answers[name], self.logprobs[name], self.scores[name]
 
     def _drop_refused(self):
@@ -417,6 +446,7 @@ class Walker:
                 "generated": generated,
                 "prompt_logprobs": stream.prompt_logprobs,
                 "resubmitted": resubmitted,
+                "context": submit.context,
                 "key_hash": submit.key_hash,
                 "cache_salt": submit.cache_salt,
                 "priority": submit.priority,
@@ -485,6 +515,7 @@ _MOVES = {
     "stop string": (2, lambda walker, dice, gateway, which: walker.stop_string(which)),
     "done": (8, lambda walker, dice, gateway, which: walker.done(which)),
     "attach": (3, lambda walker, dice, gateway, which: walker.attach(which, gateway)),
+    "detach": (1, lambda walker, dice, gateway, which: walker.detach(which)),
     "again": (2, lambda walker, dice, gateway, which: walker.submit_again(which)),
     "beat": (8, lambda walker, dice, gateway, _: walker.beat(gateway)),
     "deaf": (1, lambda walker, dice, gateway, _: walker.turn_deaf(gateway)),

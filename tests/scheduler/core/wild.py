@@ -11,6 +11,7 @@ from shared.messages import (
     Attach,
     Cancel,
     CancelReason,
+    Detach,
     Done,
     GeneratedSequence,
     Heartbeat,
@@ -174,6 +175,7 @@ GATEWAY_MESSAGES = (
     | WILD_SUBMITS
     | CANCELS
     | st.builds(Attach, NAMES, st.sampled_from((b"", b"k")))
+    | st.builds(Detach, NAMES, st.booleans())
     | st.builds(Done, NAMES)
     | PINS
     | gone_wild(PINS)

@@ -1,0 +1,50 @@
+"""How much of a GPU the KV pool gets."""
+
+import doctest
+
+import pytest
+
+from kernels.triton_gpu.tiles import Tile
+from services.executor.gpu import decode_graphs
+from services.executor.gpu.memory import GpuMemory, graph_bytes
+from services.executor.sizing import PoolWishes, plan_pool
+from shared.errors import StartError
+
+GIB = 2**30
+H200 = GpuMemory(total=140 * GIB, used=14 * GIB, step=1 * GIB, graphs=2 * GIB)
+
+
+def test_the_pool_gets_what_weights_a_step_and_graphs_leave_of_the_share():
+    assert H200.for_pool(0.9) == pytest.approx((126 - 17) * GIB, abs=1)
+    assert H200.for_pool(0.5) == pytest.approx((70 - 17) * GIB, abs=1)
+
+
+def test_a_share_that_leaves_nothing_is_refused_with_all_numbers():
+    with pytest.raises(
+        StartError, match=r"0\.1: of 140\.00 GiB .* 14\.00 GiB .* 2\.00 GiB"
+    ) as told:
+        H200.for_pool(0.1)
+    assert "raise it" in str(told.value)
+
+
+def test_a_gpus_pool_takes_it_all():
+    available = 10 * GIB
+    plan = plan_pool(PoolWishes(16, takes_all=True), 131_072, 4096, available)
+    assert 0 <= available - plan.pool_bytes < plan.block_bytes
+    capped = plan_pool(PoolWishes(16, memory_bytes=GIB, takes_all=True), 131_072, 4096, available)
+    assert capped.pool_bytes == GIB
+
+
+def test_what_graphs_keep():
+    tile = Tile(16, 64, 4, 2)
+    layout = decode_graphs.StepLayout(32, 128, 4, tile, tile, (0,))
+    assert graph_bytes(layout, 32_000, 4096) == 4 * (4096 * 32 * 129 + 256 * 32_000)
+
+
+def test_graphs_for_every_size_and_length():
+    assert doctest.testmod(decode_graphs).failed == 0
+    bounds = decode_graphs.all_bounds(decode_graphs.GRAPH_ROWS, 131_072)
+    assert len(bounds) == len(set(bounds))
+    assert {one.rows for one in bounds} == set(decode_graphs.GRAPH_ROWS)
+    assert max(one.items for one in bounds) == decode_graphs.MOST_ITEMS
+    assert decode_graphs.all_bounds((), 4096) == []
