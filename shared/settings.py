@@ -192,7 +192,7 @@ class SchedulerSettings(CommonSettings):
         False, description="tell in `usage` what a request cost in blocks of the KV pool"
     )
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
-        1, description="steps sent ahead of their results, 1 or 2"
+        2, description="steps sent ahead of their results, 1 or 2"
     )
     stream_ttl: Seconds = Field(
         300.0, description="seconds for which a stream without a reader is kept for who comes back"
