@@ -90,24 +90,22 @@ void multiply_int8(const q8* a, int64_t a_stride, const Scale* scales, const q8*
                    const q8* const* next, float* out) {
     constexpr int STEPS = GROUP / PAIR<q8>, STEP = LANES * PAIR<q8>;
     const int64_t groups = a_stride / GROUP;
+    alignas(64) float sums[ROWS * 2 * LANES];
     UNROLL for (int i = 0; i < ROWS * 2; i++) store(out + i * LANES, zeros());
     for (int first = 0; first < steps; first += STEPS, a += GROUP, scales++) {
         const int64_t at = (int64_t)first * STEP;
         const q8* const from[2] = {tiles[0] + at, tiles[1] + at};
         const q8* const soon[2] = {next ? next[0] + at : nullptr, next ? next[1] + at : nullptr};
-        const int count = std::min(steps - first, STEPS);
-        Floats sums[ROWS][2];
-        UNROLL for (int r = 0; r < ROWS; r++)
-            sums[r][0] = sums[r][1] = (Floats)((Ints){} - scales[r * groups].excess);
-        if (next)
-            multiply<q8, q8, ROWS, 2>(a, a_stride, from, STEP, count, soon, true, sums);
-        else
-            multiply<q8, q8, ROWS, 2>(a, a_stride, from, STEP, count, soon, false, sums);
+        // A call: in one piece with what follows, compilers would keep sums in memory.
+        multiply_tiles<q8, q8, ROWS, 2>(a, a_stride, from, STEP, std::min(steps - first, STEPS),
+                                        next ? soon : nullptr, sums, 2 * LANES);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            const Floats scale = fill(scales[r * groups].scale);
+            const Scale of_row = scales[r * groups];
+            const Floats scale = fill(of_row.scale);
             UNROLL for (int t = 0; t < 2; t++) {
-                float* to = out + (r * 2 + t) * LANES;
-                store(to, load(to) + to_floats((Ints)sums[r][t]) * scale);
+                const int place = (r * 2 + t) * LANES;
+                const Floats whole = to_floats(load_as<Ints>(sums + place) - of_row.excess);
+                store(out + place, load(out + place) + whole * scale);
             }
         }
     }

@@ -47,7 +47,7 @@ INLINE void multiply(const E* a, int64_t a_stride, const S* const (&tiles)[TILES
 // out[row][tile * LANES ..] = rows of `a` times tiles that lie anywhere, `step` elements from one
 // input (pair) to the next; asks memory for `next`, tiles that will be wanted soon, if there are.
 template <class E, class S, int ROWS, int TILES>
-void multiply_tiles(const E* a, int64_t a_stride, const S* const* tiles, int64_t step, int steps,
+__attribute__((noinline)) void multiply_tiles(const E* a, int64_t a_stride, const S* const* tiles, int64_t step, int steps,
                     const S* const* next, float* out, int64_t out_stride) {
     Floats sums[ROWS][TILES];
     const S *from[TILES], *soon[TILES];
