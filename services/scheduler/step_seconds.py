@@ -6,7 +6,8 @@ from shared.messages import StepTimings
 class StepSeconds:
     """Seconds so far, by part: what the executor reports, and the rest (`link`).
 
-    The rest is encoding, sockets, checking the plan, and waiting for a processor.
+    The rest is encoding, sockets, checking the plan, and waiting for a processor. A plan sent ahead
+    waits for the one before it too: its time begins with that one's result.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class StepSeconds:
 
     def returned(self, step_id: int, timings: StepTimings, at: float) -> None:
         """Its result came at `at`."""
-        self.moved_at = at
+        began_at, self.moved_at = self.moved_at, at
         sent_at = self._sent.pop(step_id, None)
         if sent_at is None:
             return
@@ -34,6 +35,6 @@ class StepSeconds:
             "forward": timings.forward_s,
             "sample": timings.sample_s,
         }
-        reported["link"] = max(0.0, at - sent_at - sum(reported.values()))
+        reported["link"] = max(0.0, at - max(sent_at, began_at) - sum(reported.values()))
         for part, seconds in reported.items():
             self.by_part[part] += seconds

@@ -15,6 +15,15 @@ def test_what_the_executor_does_not_report_is_the_links():
     )
 
 
+def test_a_plan_sent_ahead_begins_when_the_one_before_it_ends():
+    seconds = StepSeconds()
+    seconds.sent(1, 10.0)
+    seconds.sent(2, 10.01)
+    seconds.returned(1, StepTimings(forward_s=0.5), 10.6)
+    seconds.returned(2, StepTimings(forward_s=0.5), 11.2)
+    assert seconds.by_part["link"] == pytest.approx(0.2)
+
+
 def test_a_result_of_a_lost_plan_counts_for_nothing():
     seconds = StepSeconds()
     seconds.sent(1, 10.0)
