@@ -5,12 +5,15 @@ layout; everybody else names blocks by id. `slot` = block id * block_size + offs
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from shared.geometry import ModelShape
+
+Quantization = Literal["int8"]
+"""What weights may be kept as, beside a back end's own dtype."""
 
 SCALE_BYTES = 2
 """Of the scale of one key or value in an int8 pool: a bfloat16."""

@@ -9,7 +9,7 @@ from kernels.cpu.features import has_fast_bf16
 from kernels.cpu.native.backend import NativeKernels
 from kernels.cpu.native.build import NotBuilt
 from kernels.cpu.native.drawing import NativeDraws
-from kernels.interface import Kernels
+from kernels.interface import Kernels, Quantization
 from shared.errors import StartError
 from shared.logs import get_logger
 
@@ -21,12 +21,19 @@ KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8_e4m3": torch.float
 """Values of `--kv-cache-dtype` that some back end has, beside auto."""
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The fastest back end for `device` that is right for `dtype`.
+def select_kernels(
+    device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
+) -> Kernels:
+    """The fastest back end for `device` that is right for `dtype` and keeps weights as asked.
 
     Raises: StartError if there is none.
     """
     if device.type == "cuda":
+        if quantization is not None:
+            raise StartError(
+                f"--quantization {quantization}: a GPU's kernels multiply weights in their own "
+                "dtype; leave it out, or choose --device cpu"
+            )
         return _gpu_kernels(device, dtype)
     if device.type != "cpu":
         raise StartError(f"device {device}: there are kernels for cpu and cuda; choose one of them")
@@ -36,8 +43,14 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
             "float32; choose one of them, or auto"
         )
     try:
-        return NativeKernels(dtype)
+        return NativeKernels(dtype, quantization=quantization)
     except NotBuilt as reason:
+        if quantization is not None:
+            raise StartError(
+                f"--quantization {quantization}: the native kernels alone have it, and they are "
+                f"not there ({reason}): install a C++ compiler (g++ or clang++) and run "
+                "`python -m kernels.cpu.warm_up`, or leave it out"
+            ) from reason
         log.warning("native_kernels_unavailable", why=str(reason), instead="numba's machine code")
     return CpuKernels(dtype)
 

@@ -15,11 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Generic, Self, TypeVar
+from typing import IO, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import zmq
-import zmq.asyncio
 
 from shared.codec import MAX_MESSAGE_BYTES, decode, encode
 from shared.curve import KEY_DIR_FLAG, ClientKeys, ServerKeys, arm
@@ -84,22 +83,32 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Link(Generic[_In]):
-    """What both ends share: one context, one socket, one set of accepted messages."""
+    """What both ends share: one context, one socket, one set of accepted messages.
+
+    zmq signals by a file descriptor that something has changed, once; what it was must be asked,
+    and every send asks too. So whoever waits for a message is told by `_look`, which runs after
+    either. (zmq.asyncio does the same with a future and a queue for each message and direction;
+    sends that never wait need neither.)
+    """
 
     def __init__(self, name: str, kind: int, accepted: Sequence[type[_In]], endpoint: str) -> None:
         self.name = name
         self._accepted = accepted
-        self._context = zmq.asyncio.Context()
-        self._socket: Any = self._context.socket(kind)
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         # Twice our own limit: what lies between is dropped and counted; beyond, zmq hangs up.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_MESSAGE_BYTES)
+        self._watching: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Future[None] | None = None
 
     def close(self) -> None:
         """Send what is queued (for LINGER_MS at most) and give the socket back."""
+        if self._watching is not None and not self._watching.is_closed():
+            self._watching.remove_reader(self._socket.fileno())
         self._socket.close()
         self._context.term()
 
@@ -115,11 +124,35 @@ class _Link(Generic[_In]):
         self.close()
 
     def _try_send(self, frames: list[bytes]) -> bool:
-        future = self._socket.send_multipart(frames, flags=zmq.DONTWAIT)
-        if isinstance(future.exception(), zmq.ZMQError):  # full, not connected, or gone
+        try:
+            self._socket.send_multipart(frames, zmq.DONTWAIT)
+        except zmq.ZMQError:  # full, not connected, or gone
             MESSAGES_UNSENT.labels(link=self.name).inc()
             return False
+        finally:
+            if self._news is not None:
+                self._look()
         return True
+
+    async def _frames(self) -> list[bytes]:
+        """The next message as it came; for one task at a time."""
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop()
+            self._watching.add_reader(self._socket.fileno(), self._look)
+        while True:
+            with contextlib.suppress(zmq.Again):
+                return self._socket.recv_multipart(zmq.DONTWAIT)
+            self._news = self._watching.create_future()
+            try:
+                await self._news
+            finally:
+                self._news = None
+
+    def _look(self) -> None:
+        """Wake whoever waits, if there is a message."""
+        has_message = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        if has_message and self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _decode(self, frames: list[bytes]) -> _In | None:
         try:
@@ -183,7 +216,7 @@ class Dealer(_Link[_In]):
     async def receive(self) -> _In:
         """The next valid message. One that takes long to read is read in a thread."""
         while True:
-            frames = await self._socket.recv_multipart()
+            frames = await self._frames()
             if sum(map(len, frames)) > LONG_MESSAGE_BYTES:
                 message = await asyncio.to_thread(self._decode, frames)
             else:
@@ -231,7 +264,7 @@ class Router(_Link[_In]):
     async def receive(self) -> tuple[bytes, _In]:
         """The next valid message and the address of its sender."""
         while True:
-            peer, *frames = await self._socket.recv_multipart()
+            peer, *frames = await self._frames()
             message = self._decode(frames)
             if message is not None:
                 return peer, message

@@ -192,7 +192,7 @@ class SchedulerSettings(CommonSettings):
         False, description="tell in `usage` what a request cost in blocks of the KV pool"
     )
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
-        1, description="steps sent ahead of their results, 1 or 2"
+        2, description="steps sent ahead of their results, 1 or 2"
     )
     stream_ttl: Seconds = Field(
         300.0, description="seconds for which a stream without a reader is kept for who comes back"
@@ -219,6 +219,9 @@ class ExecutorSettings(CommonSettings):
         description=(
             "of weights and activations; auto: bfloat16 on a GPU, and where the CPU computes in it"
         ),
+    )
+    quantization: Literal["int8"] | None = Field(
+        None, description="multiply weights and activations as int8; default: in --dtype"
     )
     kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8_e4m3"] = Field(
         "auto", description="of keys and values in the KV pool; auto: the weights' own"

@@ -28,7 +28,7 @@ from services.executor.model.llama import Llama
 from services.executor.model.loader import load_model
 from services.gateway.tokenizer import load_tokenizer
 from shared.geometry import blocks_in
-from shared.model_source import DEFAULT_MODEL, find_model
+from shared.model_source import DEFAULT_MODEL, ModelSource, find_model
 
 TEXT = Path(__file__).parents[2] / "services" / "bench" / "corpus.txt"
 BLOCK_SIZE = 16
@@ -117,6 +117,19 @@ def compare(models: dict[str, Llama], pieces: Sequence[Sequence[int]]) -> dict[s
     return found
 
 
+def pieces_of(text: Path, source: ModelSource, pieces: int, length: int) -> list[Sequence[int]]:
+    """Real text in so many sequences of `length` tokens.
+
+    Raises: ValueError if it has fewer.
+    """
+    needed = pieces * length
+    start = text.read_text(encoding="utf-8")[: 8 * needed]
+    ids = load_tokenizer(source).encode(start, add_special_tokens=False)
+    if len(ids) < needed:
+        raise ValueError(f"{text} has {len(ids)} tokens of the {needed} asked for")
+    return [ids[at : at + length] for at in range(0, needed, length)]
+
+
 def main() -> None:
     """Read the command line, load, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -128,18 +141,16 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=TEXT)
     options = parser.parse_args()
     source = find_model(options.model)
-    text = options.text.read_text(encoding="utf-8")
-    needed = options.pieces * options.length
-    ids = load_tokenizer(source).encode(text[: 8 * needed], add_special_tokens=False)
-    if len(ids) < needed:
-        parser.error(f"{options.text} has {len(ids)} tokens of the {needed} asked for")
+    try:
+        pieces = pieces_of(options.text, source, options.pieces, options.length)
+    except ValueError as error:
+        parser.error(str(error))
     models = {
         name: load_model(
             source, getattr(torch, options.dtype), torch.device("cpu"), lambda _: None, name
         )
         for name in options.kv.split(",")
     }
-    pieces = [ids[at : at + options.length] for at in range(0, needed, options.length)]
     print(f"{source.name}, weights {options.dtype}, {options.pieces} x {options.length} tokens")
     print("| KV cache | bytes a token | perplexity | top-1 | top-1, clear | KL, 1e-3 | logits |")
     print("|---|---|---|---|---|---|---|")

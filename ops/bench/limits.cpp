@@ -19,7 +19,7 @@ double seconds(int threads, F function) {
 
 template <class E>
 float products(int rounds) {  // 16 sums that never leave their registers
-    Floats sums[16] = {}, x = fill(1.f), y = fill(1e-9f);
+    Floats sums[16] = {}, x = fill(1.f), y = fill(1e-9f);  // in int8 they are some numbers too
     for (int i = 0; i < rounds; i++) {
         UNROLL for (int j = 0; j < 16; j++) {
             sums[j] = dot<E>(sums[j], x, y);
@@ -55,5 +55,11 @@ double flops_per_s(int is_bf16, int threads) {
         kept = is_bf16 ? products<bf16>(rounds) : products<float>(rounds);
     });
     return 2.0 * 16 * rounds * LANES * (is_bf16 ? 2 : 1) * threads / s;
+}
+
+double int8_ops_per_s(int threads) {
+    const int rounds = 1000000;
+    const double s = seconds(threads, [=](int) { kept = products<q8>(rounds); });
+    return 2.0 * 16 * rounds * LANES * PAIR<q8> * threads / s;
 }
 }

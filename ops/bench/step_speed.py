@@ -3,11 +3,13 @@
     python -m ops.bench.step_speed [--model M] [--dtype bfloat16] [--threads 2] [--cases 1x256,...]
         [--backends native,native/int8]
 
-A back end is `native` or `numba`, with a --kv-cache-dtype after a slash if it is not auto.
+A back end is `native`, `numba`, or `native+int8` for --quantization int8, with a --kv-cache-dtype
+after a slash if it is not auto.
 A case is ROWSxCONTEXT (every row decodes one token) or pCONTEXT (one prompt in one piece). Back
 ends take turns, one step each, with rests between, so that whatever else the machine does hits all
-of them; the bandwidth and the peak are measured between the same steps. A round's floor is the
-larger of (bytes of weights and cache / its bandwidth) and (products / its peak).
+of them; the bandwidth and the peaks are measured between the same steps. A round's floor is the
+larger of (bytes of weights and cache / its bandwidth) and (products / its peak), with int8 weights
+int8's.
 
 Floor, target and result: docs/decisions/0002-the-whole-step-in-native-code.md.
 """
@@ -40,6 +42,7 @@ REST_S = 0.05
 READ_BYTES = 256 * 2**20
 BACKENDS: dict[str, Callable[[torch.dtype], Kernels]] = {
     "native": NativeKernels,
+    "native+int8": lambda dtype: NativeKernels(dtype, quantization="int8"),
     "numba": CpuKernels,
 }
 
@@ -105,14 +108,10 @@ class Limits:
             subprocess.run([compiler(), *FLAGS, "-o", file.name, str(source)], check=True)
             self._native = ctypes.CDLL(file.name)
         self._native.bytes_per_s.restype = self._native.flops_per_s.restype = ctypes.c_double
+        self._native.int8_ops_per_s.restype = ctypes.c_double
         self._native.bytes_per_s.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
         self.bandwidths: list[float] = []
         self.peaks: list[float] = []
-
-    def floor_s(self, num_bytes: float, products: float) -> float:
-        """Measure both, and say how long so much work must take."""
-        read, peak = self.measure()
-        return max(num_bytes / read, products / peak)
 
     def measure(self) -> tuple[float, float]:
         """Bytes read a second, operations a second; the better of two each."""
@@ -123,26 +122,35 @@ class Limits:
         self.peaks.append(peak)
         return read, peak
 
+    def measure_int8(self) -> float:
+        """Operations on int8 a second; the better of two."""
+        return max(self._native.int8_ops_per_s(self._threads) for _ in range(2))
+
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one case: each round's floor, and the median step of each model in it."""
+    """Seconds of one case, by model: each round's floor, and the median step in it."""
 
-    floors: list[float]
+    floors: dict[str, list[float]]
     steps: dict[str, list[float]]
 
     def line(self, name: str) -> str:
         """One model's result."""
         steps = self.steps[name]
-        ratios = [step / floor for step, floor in zip(steps, self.floors, strict=True)]
+        floors = self.floors[name]
+        ratios = [step / floor for step, floor in zip(steps, floors, strict=True)]
         return (
             f"{name}: {statistics.median(steps) * 1e3:6.1f} (best {min(steps) * 1e3:6.1f}), "
-            f"{statistics.median(ratios):.2f} x floor"
+            f"{statistics.median(ratios):.2f} x floor {statistics.median(floors) * 1e3:.1f}"
         )
 
 
 def time_case(
-    models: dict[str, Llama], case: Case, repeats: int, limits: Limits, work: tuple[float, float]
+    models: dict[str, Llama],
+    case: Case,
+    repeats: int,
+    limits: Limits,
+    work: dict[str, tuple[float, float]],
 ) -> Times:
     """Rounds in which every model has its turn."""
     num_blocks, batch = case.batch()
@@ -150,11 +158,15 @@ def time_case(
     for name, model in models.items():
         pools[name].zero_()
         model.forward(pools[name], batch)
-    times = Times([], {name: [] for name in models})
+    times = Times({name: [] for name in models}, {name: [] for name in models})
     for _ in range(repeats):
         time.sleep(REST_S)
-        times.floors.append(limits.floor_s(*work))
+        read, peak = limits.measure()
+        int8_peak = limits.measure_int8() if any(map(has_int8_weights, models)) else peak
         for name, model in models.items():
+            num_bytes, products = work[name]
+            most = int8_peak if has_int8_weights(name) else peak
+            times.floors[name].append(max(num_bytes / read, products / most))
             time.sleep(REST_S)
             steps = []
             for _ in range(3 if case.new == 1 else 1):
@@ -165,8 +177,13 @@ def time_case(
     return times
 
 
+def has_int8_weights(name: str) -> bool:
+    """If a back end multiplies in int8."""
+    return "+int8" in name
+
+
 def load(name: str, dtype: torch.dtype, source: ModelSource) -> Llama:
-    """The model on a back end, `native` or `native/int8`."""
+    """The model on a back end: `native`, `native/int8`, `native+int8/int8`."""
     backend, _, kv_cache_dtype = name.partition("/")
     kernels = BACKENDS[backend](dtype)
     kv_dtype = select_kv_dtype(kernels, kv_cache_dtype or "auto")
@@ -192,9 +209,12 @@ def main() -> None:
     limits = Limits(dtype, options.threads)
     print(f"{source.name}, {options.dtype}, {options.threads} threads; ms, medians of rounds")
     for case in map(Case.of, options.cases.split(",")):
-        work = case.work(first, weights, dtype.itemsize)
+        work = {
+            name: case.work(model, weights, 1 if has_int8_weights(name) else dtype.itemsize)
+            for name, model in models.items()
+        }
         times = time_case(models, case, options.repeats, limits, work)
-        told = [f"{case.name:14s} floor {statistics.median(times.floors) * 1e3:6.1f}"]
+        told = [f"{case.name:14s}"]
         told += [times.line(name) for name in models]
         if len(models) == 2:
             ours, theirs = times.steps.values()

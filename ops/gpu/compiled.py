@@ -24,7 +24,9 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kernels.interface import PoolSpec
+from kernels.triton_gpu import blocks
 from kernels.triton_gpu.backend import E4M3, Gpu, TritonKernels
+from kernels.triton_gpu.blocks import Layout
 from kernels.triton_gpu.sampling import Draws, sample
 from kernels.triton_gpu.step import StepRows
 from kernels.triton_gpu.tiles import SHARED_A100, SHARED_H100, SHARED_MI300
@@ -136,16 +138,18 @@ def output_of(tool: str, *args: str) -> str:
 def launch_all(target: str) -> dict[str, Callable[[], object]]:
     """By name, what launches kernels for Llama-3-8B's shapes in bfloat16."""
     gpu = Gpu(SHARED[target], has_e4m3=target in ("90", "100"))
-    kernels = TritonKernels(torch.bfloat16, gpu)
+    kernels, exact = TritonKernels(torch.bfloat16, gpu), TritonKernels(torch.float32, gpu)
     shape = ModelShape(1, HEADS, KV_HEADS, HEAD_DIM, 4096, 1000, 8192)
 
     def pool(dtype: torch.dtype) -> torch.Tensor:
-        return kernels.allocate_pool(PoolSpec(shape, 64, 16, dtype, CPU))
+        return blocks.allocate(PoolSpec(shape, 64, 16, dtype, CPU), Layout.BLOCK_MAJOR, CPU)
 
-    def attend(rows: tuple[tuple[int, int], ...], dtype: torch.dtype) -> object:
+    def attend(
+        rows: tuple[tuple[int, int], ...], dtype: torch.dtype, kernels: TritonKernels = kernels
+    ) -> object:
         packed = pack(rows, 16, list(range(64)), torch.Generator())
         batch = kernels.step_layout(shape, dtype, (None,)).on(CPU, StepRows.of(packed))
-        queries = torch.empty(len(batch.positions), HEADS, HEAD_DIM, dtype=torch.bfloat16)
+        queries = torch.empty(len(batch.positions), HEADS, HEAD_DIM, dtype=kernels.dtype)
         return kernels.paged_attention(pool(dtype), 0, queries, batch, 0.088)
 
     def write(dtype: torch.dtype) -> object:
@@ -160,12 +164,14 @@ def launch_all(target: str) -> dict[str, Callable[[], object]]:
         return sample(logits, Draws(ints, floats, ints, doubles, floats, longs, longs, longs))
 
     def copy() -> object:
-        blocks = pool(torch.bfloat16)
-        return kernels.copy_blocks(blocks, blocks, torch.zeros(3, 2, dtype=torch.int64))
+        some = pool(torch.bfloat16)
+        return kernels.copy_blocks(some, some, torch.zeros(3, 2, dtype=torch.int64))
 
     return {
         "decode": lambda: attend(((900, 1), (90, 1)), torch.bfloat16),
         "prefill": lambda: attend(((300, 200),), torch.bfloat16),
+        "decode float32": lambda: attend(((900, 1),), torch.float32, exact),
+        "prefill float32": lambda: attend(((300, 200),), torch.float32, exact),
         "decode e4m3": lambda: attend(((300, 1),), E4M3),
         "write": lambda: write(torch.bfloat16),
         "write e4m3": lambda: write(E4M3),

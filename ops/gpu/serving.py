@@ -111,7 +111,6 @@ class Hands:
         self.runner: GpuRunner | None = None
         if streams is not None:
             self.runner = GpuRunner(model, self.pools, streams, self.longest, graph_rows=graph_rows)
-            streams.synchronize()  # weights and pools were made in another stream than the runner's
             if graph_rows:
                 self.runner.capture(lambda phase: None)
         self.interpreter = Interpreter(model, self.pools, self.longest, runner=self.runner)

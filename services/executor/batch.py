@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import accumulate, chain
 
 import numpy as np
@@ -12,9 +13,11 @@ from kernels.interface import PackedBatch
 from shared.messages import Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlatRows:
     """All rows of a plan, laid end to end; every number still as the scheduler sent it.
+
+    What follows from these numbers is computed once, when it is first asked for.
 
     Attributes:
         token_ids: [num_tokens] int64, PREVIOUS included.
@@ -22,6 +25,7 @@ class FlatRows:
         first_positions: [num_rows] int64.
         blocks: [num_entries] int64, the block tables.
         table_starts: [num_rows + 1] int64, first entry of each row's table.
+        block_size: tokens a block.
     """
 
     token_ids: NDArray[np.int64]
@@ -29,37 +33,43 @@ class FlatRows:
     first_positions: NDArray[np.int64]
     blocks: NDArray[np.int64]
     table_starts: NDArray[np.int64]
+    block_size: int
 
-    @property
+    @cached_property
     def num_tokens(self) -> NDArray[np.int64]:
         """[num_rows] tokens of each row."""
-        return np.diff(self.row_starts)
+        return self.row_starts[1:] - self.row_starts[:-1]
 
-    @property
+    @cached_property
     def context_lengths(self) -> NDArray[np.int64]:
         """[num_rows] tokens of each sequence after this step."""
         return self.first_positions + self.num_tokens
 
-    @property
+    @cached_property
     def row_of_token(self) -> NDArray[np.int64]:
         """[num_tokens] the row each token belongs to."""
-        return np.repeat(np.arange(len(self.first_positions)), self.num_tokens)
+        return np.arange(len(self.first_positions)).repeat(self.num_tokens)
 
-    @property
+    @cached_property
     def positions(self) -> NDArray[np.int64]:
         """[num_tokens] place of each token in its sequence."""
         offsets = self.first_positions - self.row_starts[:-1]
-        return np.arange(len(self.token_ids)) + np.repeat(offsets, self.num_tokens)
+        return np.arange(len(self.token_ids)) + offsets[self.row_of_token]
 
-    def slots(self, block_size: int) -> NDArray[np.int64]:
-        """[num_tokens] where each token is written; every table must cover its positions."""
-        positions = self.positions
-        entries = np.repeat(self.table_starts[:-1], self.num_tokens) + positions // block_size
-        slots: NDArray[np.int64] = self.blocks[entries] * block_size + positions % block_size
-        return slots
+    @cached_property
+    def written(self) -> NDArray[np.int64]:
+        """[num_tokens] the block each token is written to; tables must cover their positions."""
+        first_entries = self.table_starts[self.row_of_token]
+        written: NDArray[np.int64] = self.blocks[first_entries + self.positions // self.block_size]
+        return written
+
+    @cached_property
+    def slots(self) -> NDArray[np.int64]:
+        """[num_tokens] where each token is written; tables must cover their positions."""
+        return self.written * self.block_size + self.positions % self.block_size
 
 
-def flatten(rows: Sequence[Row]) -> FlatRows:
+def flatten(rows: Sequence[Row], block_size: int) -> FlatRows:
     """Lay the rows end to end. Raises: OverflowError if a number is beyond 64 bits."""
     row_starts = _starts([len(row.token_ids) for row in rows])
     table_starts = _starts([len(row.block_table) for row in rows])
@@ -69,6 +79,7 @@ def flatten(rows: Sequence[Row]) -> FlatRows:
         first_positions=np.array([row.first_position for row in rows], np.int64),
         blocks=_joined([row.block_table for row in rows], int(table_starts[-1])),
         table_starts=table_starts,
+        block_size=block_size,
     )
 
 
@@ -89,31 +100,23 @@ def logit_tokens(rows: Sequence[Row], flat: FlatRows) -> NDArray[np.int64]:
     return np.concatenate((last, *scored))
 
 
-def pack(
-    flat: FlatRows,
-    token_ids: NDArray[np.int64],
-    wanted: NDArray[np.int64],
-    block_size: int,
-) -> PackedBatch:
+def pack(flat: FlatRows, token_ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> PackedBatch:
     """The batch of a checked plan.
 
     Args:
         flat: the rows, each table covering its row's positions.
         token_ids: [num_tokens], PREVIOUS resolved.
         wanted: [num_logits] packed indices of the tokens whose logits are wanted.
-        block_size: tokens a block.
     """
     lengths = flat.context_lengths
-    needed = -(-lengths // block_size)
-    width = int(needed.max(initial=0))
-    columns = np.arange(width)
-    filled = columns < needed[:, None]
-    tables = np.zeros((len(lengths), width), np.int32)
-    tables[filled] = flat.blocks[(flat.table_starts[:-1, None] + columns)[filled]]
+    needed = (-(-lengths // flat.block_size)).tolist()
+    tables = np.zeros((len(needed), max(needed, default=0)), np.int32)
+    for table, start, count in zip(tables, flat.table_starts.tolist(), needed, strict=False):
+        table[:count] = flat.blocks[start : start + count]
     return PackedBatch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(flat.positions.astype(np.int32)),
-        slots=torch.from_numpy(flat.slots(block_size)),
+        slots=torch.from_numpy(flat.slots),
         row_starts=torch.from_numpy(flat.row_starts.astype(np.int32)),
         context_lengths=torch.from_numpy(lengths.astype(np.int32)),
         block_tables=torch.from_numpy(tables),

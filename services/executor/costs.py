@@ -124,8 +124,7 @@ def _compute_prompt(
 ) -> None:
     token_ids = tuple(i % model.shape.vocab_size for i in range(num_tokens))
     table = tuple(range(blocks_in(num_tokens, block_size)))
-    flat = flatten([Row(SequenceId(0), token_ids, 0, table)])
-    batch = pack(flat, flat.token_ids, np.array([num_tokens - 1]), block_size)
-    with torch.inference_mode():
-        logits = model.forward(pool, moved(batch, pool.device))
+    flat = flatten([Row(SequenceId(0), token_ids, 0, table)], block_size)
+    batch = pack(flat, flat.token_ids, np.array([num_tokens - 1]))
+    logits = model.forward(pool, moved(batch, pool.device))
     logits.cpu()  # which waits for a GPU

@@ -36,6 +36,11 @@ def place_of(settings: ExecutorSettings, *, is_toy: bool) -> Place:
             "leave it out, and say how large the KV pool is with --kv-cache-memory-bytes"
         )
     if place is Place.INTERPRETER:
+        if settings.quantization is not None:
+            raise StartError(
+                f"--quantization {settings.quantization}: --device interpreter runs a GPU's "
+                "kernels, which multiply weights in their own dtype; leave it out"
+            )
         for flag, value, known in (
             ("--dtype", settings.dtype, ("auto", "float32")),
             ("--kv-cache-dtype", settings.kv_cache_dtype, ("auto",)),

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.executor.batch import FlatRows, flatten, logit_tokens, pack
@@ -61,7 +60,7 @@ class HostRunner:
         clock.append(time.perf_counter())
         rows, lost = _split_lost(plan.rows, previous)
         if lost:
-            flat = flatten(rows)
+            flat = flatten(rows, flat.block_size)
         logits = self._forward(rows, flat, previous)
         clock.append(time.perf_counter())
         made = read_out(self._sampler, rows, logits, previous)
@@ -85,10 +84,9 @@ class HostRunner:
         if not rows:
             return np.zeros((0, self._model.shape.vocab_size), np.float32)
         token_ids = _resolved(rows, flat, previous)
-        batch = pack(flat, token_ids, logit_tokens(rows, flat), self._pools.block_size)
-        with torch.inference_mode():
-            logits = self._model.forward(self._pools.gpu, batch)
-        return logits.to("cpu", torch.float32).numpy()
+        batch = pack(flat, token_ids, logit_tokens(rows, flat))
+        logits: NDArray[np.float32] = self._model.forward(self._pools.gpu, batch).numpy()
+        return logits
 
 
 def tokens_of(result: StepResult) -> dict[SequenceId, int]:
@@ -117,8 +115,11 @@ def _resolved(
     rows: Sequence[Row], flat: FlatRows, previous: Mapping[SequenceId, int]
 ) -> NDArray[np.int64]:
     """[num_tokens] token ids, each PREVIOUS replaced by what its sequence drew."""
+    going_on = [index for index, row in enumerate(rows) if row.token_ids[-1] == PREVIOUS]
+    if not going_on:
+        return flat.token_ids
     token_ids = flat.token_ids.copy()
-    is_previous = [row.token_ids[-1] == PREVIOUS for row in rows]
-    drawn = [previous[row.sequence_id] for row, asks in zip(rows, is_previous, strict=True) if asks]
-    token_ids[flat.row_starts[1:][is_previous] - 1] = np.array(drawn, np.int64)
+    token_ids[flat.row_starts[1:][going_on] - 1] = [
+        previous[rows[index].sequence_id] for index in going_on
+    ]
     return token_ids

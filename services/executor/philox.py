@@ -10,9 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-_MULTIPLIERS: Final = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL: Final = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS: Final = 10
+_MULTIPLIERS: Final = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_WEYL: Final = np.array([[[0x9E3779B9], [0xBB67AE85]]], np.uint64)
+_STEPS: Final = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL
+"""[round, key word, 1]: what is added to a key, before each round."""
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _HALF: Final = np.uint64(32)
 
@@ -25,20 +27,15 @@ def philox4x32(counters: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArra
         keys: [n, 2] uint32.
     Returns: [n, 4] uint32.
     """
-    c0, c1, c2, c3 = counters.astype(np.uint64).T
-    k0, k1 = keys.astype(np.uint64).T
-    for _ in range(_ROUNDS):
-        product0 = _MULTIPLIERS[0] * c0
-        product1 = _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (product1 >> _HALF) ^ c1 ^ k0,
-            product1 & _LOW,
-            (product0 >> _HALF) ^ c3 ^ k1,
-            product0 & _LOW,
-        )
-        k0 = (k0 + _WEYL[0]) & _LOW
-        k1 = (k1 + _WEYL[1]) & _LOW
-    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
+    # Words 0 and 2 of a counter are multiplied, words 1 and 3 wait for the next round: as a pair
+    # each, [2, n], so that NumPy is called once for both.
+    multiplied, waiting = counters.astype(np.uint64).T.reshape(2, 2, -1).swapaxes(0, 1)
+    for round_keys in (keys.astype(np.uint64).T + _STEPS) & _LOW:
+        products = (_MULTIPLIERS * multiplied)[::-1]
+        multiplied = (products >> _HALF) ^ waiting ^ round_keys
+        waiting = products & _LOW
+    words = np.stack((multiplied, waiting), axis=1)  # [pair, of it, n]
+    return words.reshape(4, -1).T.astype(np.uint32)
 
 
 def uniforms(

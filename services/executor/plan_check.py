@@ -11,13 +11,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.executor.batch import FlatRows, flatten
 from services.executor.sample_check import wrong_with_sample, wrong_with_score
 from shared.errors import SplitflapError
 from shared.ids import SequenceId
 from shared.messages import MAX_SCORED_TOKENS, PREVIOUS, Row, StepPlan
+from shared.sampling import unknown_ids
 
 
 class BadPlan(SplitflapError):
@@ -55,14 +55,15 @@ def check_plan(plan: StepPlan, limits: PlanLimits, last: LastStep | None) -> Fla
         raise BadPlan(f"step {plan.step_id} comes after step {last.step_id}; ids must grow")
     _check_moves(plan, limits)
     try:
-        flat = flatten(plan.rows)
+        flat = flatten(plan.rows, limits.block_size)
     except OverflowError as error:
         raise BadPlan(f"a number in a row is beyond 64 bits ({error})") from error
-    _check_sequences(plan.rows)
-    _check_places(plan.rows, flat, limits)
-    _check_tables(plan.rows, flat, limits)
-    _check_tokens(plan, flat, limits, last)
-    _check_wishes(plan.rows, limits.vocab_size)
+    if plan.rows:
+        _check_sequences(plan.rows)
+        _check_places(plan.rows, limits)
+        _check_tables(plan.rows, flat, limits)
+        _check_tokens(plan, flat, limits, last)
+        _check_wishes(plan.rows, limits.vocab_size)
     return flat
 
 
@@ -70,6 +71,8 @@ def check_plan(plan: StepPlan, limits: PlanLimits, last: LastStep | None) -> Fla
 
 
 def _check_moves(plan: StepPlan, limits: PlanLimits) -> None:
+    if not (plan.swap_out or plan.swap_in or plan.copies):
+        return
     gpu, cpu = ("gpu", limits.num_gpu_blocks), ("cpu", limits.num_cpu_blocks)
     for name, moves, source, destination in (
         ("swap_out", plan.swap_out, gpu, cpu),
@@ -116,14 +119,6 @@ def _name(row: Row) -> str:
     return f"row of sequence {row.sequence_id}"
 
 
-def _refuse_first(
-    wrong: NDArray[np.bool_], rows: Sequence[Row], of_row: NDArray[np.int64], reason: str
-) -> None:
-    """Raise BadPlan naming the first row one of whose items is wrong; `of_row` maps item to row."""
-    if wrong.any():
-        raise BadPlan(f"{_name(rows[of_row[int(wrong.argmax())]])}: {reason}")
-
-
 def _check_sequences(rows: Sequence[Row]) -> None:
     _refuse_repeats("a sequence has two rows", [row.sequence_id for row in rows])
     _refuse_repeats(
@@ -132,47 +127,51 @@ def _check_sequences(rows: Sequence[Row]) -> None:
     )
 
 
-def _check_places(rows: Sequence[Row], flat: FlatRows, limits: PlanLimits) -> None:
-    every = np.arange(len(rows))
-    first, longest = flat.first_positions, limits.max_model_len
-    _refuse_first(flat.num_tokens == 0, rows, every, "no tokens")
-    _refuse_first(
-        (first < 0) | (first >= longest), rows, every, f"first position not in 0..{longest - 1}"
-    )
-    lengths = flat.context_lengths
-    _refuse_first(lengths > longest, rows, every, f"longer than max_model_len {longest}")
-    covered = np.diff(flat.table_starts) * limits.block_size
-    _refuse_first(covered < lengths, rows, every, "its block table does not cover its tokens")
+def _check_places(rows: Sequence[Row], limits: PlanLimits) -> None:
+    longest = limits.max_model_len
+    for row in rows:
+        length = row.first_position + len(row.token_ids)
+        if not row.token_ids:
+            raise BadPlan(f"{_name(row)}: no tokens")
+        if not 0 <= row.first_position < longest:
+            raise BadPlan(f"{_name(row)}: first position not in 0..{longest - 1}")
+        if length > longest:
+            raise BadPlan(f"{_name(row)}: longer than max_model_len {longest}")
+        if len(row.block_table) * limits.block_size < length:
+            raise BadPlan(f"{_name(row)}: its block table does not cover its tokens")
 
 
 def _check_tables(rows: Sequence[Row], flat: FlatRows, limits: PlanLimits) -> None:
-    row_of_entry = np.repeat(np.arange(len(rows)), np.diff(flat.table_starts))
-    outside = (flat.blocks < 0) | (flat.blocks >= limits.num_gpu_blocks)
-    _refuse_first(
-        outside, rows, row_of_entry, f"a block is not in the pool of {limits.num_gpu_blocks} blocks"
-    )
+    blocks, num_blocks = flat.blocks, limits.num_gpu_blocks
+    if blocks.min() < 0 or blocks.max() >= num_blocks:
+        wrong = next(row for row in rows if unknown_ids(row.block_table, num_blocks))
+        raise BadPlan(f"{_name(wrong)}: a block is not in the pool of {num_blocks} blocks")
     # A block that is written may be in one table, and there once: copy-on-write saw to the rest.
-    uses = np.bincount(flat.blocks, minlength=limits.num_gpu_blocks)
-    written = flat.slots(limits.block_size) // limits.block_size
-    _refuse_first(
-        uses[written] > 1, rows, flat.row_of_token, "it writes into a block that is in use twice"
-    )
+    is_shared = np.bincount(blocks)[flat.written] > 1
+    if is_shared.any():
+        wrong = rows[flat.row_of_token[is_shared.argmax()]]
+        raise BadPlan(f"{_name(wrong)}: it writes into a block that is in use twice")
 
 
 def _check_tokens(
     plan: StepPlan, flat: FlatRows, limits: PlanLimits, last: LastStep | None
 ) -> None:
+    least, greatest = flat.token_ids.min(), flat.token_ids.max()
+    if least < PREVIOUS or greatest >= limits.vocab_size:
+        is_wrong = (flat.token_ids < PREVIOUS) | (flat.token_ids >= limits.vocab_size)
+        wrong = plan.rows[flat.row_of_token[is_wrong.argmax()]]
+        vocabulary = f"0..{limits.vocab_size - 1}"
+        raise BadPlan(f"{_name(wrong)}: a token id is not in the vocabulary {vocabulary}")
+    if least == PREVIOUS:
+        _check_previous(plan, flat, last)
+
+
+def _check_previous(plan: StepPlan, flat: FlatRows, last: LastStep | None) -> None:
     is_previous = flat.token_ids == PREVIOUS
-    known = (flat.token_ids >= 0) & (flat.token_ids < limits.vocab_size)
-    vocabulary = f"0..{limits.vocab_size - 1}"
-    _refuse_first(
-        ~known & ~is_previous,
-        plan.rows,
-        flat.row_of_token,
-        f"a token id is not in the vocabulary {vocabulary}",
-    )
     is_previous[flat.row_starts[1:] - 1] = False
-    _refuse_first(is_previous, plan.rows, flat.row_of_token, "PREVIOUS is not its last token")
+    if is_previous.any():
+        wrong = plan.rows[flat.row_of_token[is_previous.argmax()]]
+        raise BadPlan(f"{_name(wrong)}: PREVIOUS is not its last token")
     for row in plan.rows:
         if row.token_ids[-1] != PREVIOUS:
             continue

@@ -94,11 +94,7 @@ class Sampler:
             logits: [num_logits, vocab_size], left as they are.
             draws: any number for any row; the history of their samples holds no PREVIOUS.
         """
-        dice = uniforms(
-            [draw.sample.seed for draw in draws],
-            [draw.sample.index for draw in draws],
-            [draw.position for draw in draws],
-        )
+        dice = _dice(draws)
         rows = [logits[draw.row] for draw in draws]
         tokens = self._drawing.draw(rows, [draw.sample for draw in draws], dice)
         return [
@@ -108,6 +104,17 @@ class Sampler:
     def tell(self, asks: Sequence[Ask]) -> list[PositionLogprobs | None]:
         """The answer to each ask, or None if its row is no distribution."""
         return self._drawing.tell(asks) if asks else []
+
+
+def _dice(draws: Sequence[Draw]) -> NDArray[np.float64]:
+    """[n] a number in [0, 1) for each draw; not thrown where all are greedy and nobody looks."""
+    if not any(draw.params.temperature for draw in draws):
+        return np.zeros(len(draws))
+    return uniforms(
+        [draw.sample.seed for draw in draws],
+        [draw.sample.index for draw in draws],
+        [draw.position for draw in draws],
+    )
 
 
 def _why(row: NDArray[np.float32]) -> NoToken:

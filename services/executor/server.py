@@ -112,7 +112,8 @@ class Executor:
             )
         )
         _log.info(
-            "executor_ready", model=source.name, device=place.value, kv_dtype=model.kv_dtype,
+            "executor_ready", model=source.name, device=place.value,
+            quantization=settings.quantization, kv_dtype=model.kv_dtype,
             threads=torch.get_num_threads(), took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
         return Interpreter(model, pools, plan.max_model_len, drawing, _tell_failure, runner)
@@ -144,6 +145,11 @@ class Executor:
                     f"--kv-cache-dtype {self._settings.kv_cache_dtype}: the toy keeps tokens and "
                     "positions, exactly; leave it out"
                 )
+            if self._settings.quantization is not None:
+                raise StartError(
+                    f"--quantization {self._settings.quantization}: the toy has no weights; "
+                    "leave it out"
+                )
             return ToyModel(self._settings.toy_step_ms / 1000)
         if self._settings.toy_step_ms:
             raise StartError("--toy-step-ms is for --model toy; leave it out")
@@ -158,6 +164,7 @@ class Executor:
         try:
             return load_model(
                 *(source, dtype, place.device, self._link.say, self._settings.kv_cache_dtype),
+                self._settings.quantization,
                 is_interpreted=place is Place.INTERPRETER,
             )
         except SplitflapError:

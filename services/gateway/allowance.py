@@ -61,11 +61,23 @@ class Allowance:
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
 
     @contextmanager
-    def one_request(self) -> Iterator[None]:
-        """Around a request. Raises: Failure 429 naming the limit that is reached."""
+    def one_request(self, *, is_new: bool = True) -> Iterator[None]:
+        """Around a request; one that goes on with an old stream is only one more that is open.
+
+        Raises: Failure 429 naming the limit that is reached.
+        """
         most = self._limits.max_concurrent_requests
         if most is not None and self._num_open >= most:
             raise _limited("max_concurrent_requests", f"{most} requests at once", _SOON_S)
+        if is_new:
+            self._count_request()
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    def _count_request(self) -> None:
         self._check_tokens()
         if self._requests is not None:
             now = self._clock()
@@ -73,11 +85,6 @@ class Allowance:
                 per_minute = self._limits.requests_per_minute
                 raise _limited("requests_per_minute", f"{per_minute} requests a minute", wait_s)
             self._requests.take(1, now)
-        self._num_open += 1
-        try:
-            yield
-        finally:
-            self._num_open -= 1
 
     def admit_prompt(self, num_tokens: int) -> None:
         """Count a prompt that is about to be computed.

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import ipaddress
 import logging
 import signal
 import socket
@@ -203,6 +204,8 @@ async def serve(settings: GatewaySettings) -> None:
         host, port = gateway.address
         gc.freeze()  # what is here to stay is not looked through again: that took 40 ms each time
         _log.info("listening", url=f"http://{host}:{port}", model=settings.model)
+        if not gateway.keys.are_set and not ipaddress.ip_address(host).is_loopback:
+            _log.warning("no_api_keys", host=host, so="whoever reaches this port may ask")
         await gateway.run_until(leave)
         await gateway.drain()
     finally:

@@ -1,6 +1,5 @@
 """API keys: who may ask, how much, and the hash that ties a stream to whoever asked for it."""
 
-import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -115,7 +114,9 @@ class ApiKeys:
         request[KEY_HASH], request[ALLOWANCE] = holder.key_hash, holder.allowance
         if holder.name is not None:
             request[KEY_NAME] = holder.name
-        with holder.allowance.one_request() if _is_work(request) else contextlib.nullcontext():
+        if not _is_work(request):
+            return await handler(request)
+        with holder.allowance.one_request(is_new=request.method == "POST"):
             return await handler(request)
 
     def _checked(self, authorization: Sequence[str]) -> Holder:
@@ -134,4 +135,4 @@ def _is_open(request: web.Request) -> bool:
 
 def _is_work(request: web.Request) -> bool:
     """Whether limits count it: what asks for tokens, not what looks or deletes."""
-    return request.method == "POST"
+    return request.method == "POST" or request.path.startswith("/v1/streams/")

@@ -6,8 +6,8 @@ from tests.executor.plans import row
 
 
 def packed(*rows, block_size=4):
-    flat = flatten(rows)
-    return pack(flat, flat.token_ids, logit_tokens(rows, flat), block_size)
+    flat = flatten(rows, block_size)
+    return pack(flat, flat.token_ids, logit_tokens(rows, flat))
 
 
 def test_prefill_and_decode_rows_lie_end_to_end():

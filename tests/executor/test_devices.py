@@ -39,3 +39,8 @@ def test_the_interpreter_computes_in_float32():
         place(device="interpreter", dtype="float16")
     with pytest.raises(StartError, match="--kv-cache-dtype fp8_e4m3: --device interpreter"):
         place(device="interpreter", kv_cache_dtype="fp8_e4m3")
+
+
+def test_the_interpreter_has_no_int8_weights():
+    with pytest.raises(StartError, match="--quantization int8: --device interpreter runs a GPU's"):
+        place(device="interpreter", quantization="int8")

@@ -217,7 +217,7 @@ def test_a_pool_that_does_not_fit_is_a_clear_error(tmp_path):
 
 
 def test_a_model_that_breaks_while_loading_is_a_clear_error(tmp_path, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("half a file")
 
     monkeypatch.setattr("services.executor.model.loader.load_model", broken)
@@ -230,6 +230,21 @@ def test_a_model_that_breaks_while_loading_is_a_clear_error(tmp_path, monkeypatc
 def test_the_toy_has_no_other_cache(tmp_path):
     with pytest.raises(StartError, match=r"--kv-cache-dtype int8: the toy keeps tokens"):
         Executor(settings_for(tmp_path, kv_cache_dtype="int8")).run()
+
+
+def test_the_toy_has_no_weights(tmp_path):
+    with pytest.raises(StartError, match=r"--quantization int8: the toy has no weights"):
+        Executor(settings_for(tmp_path, quantization="int8")).run()
+
+
+async def test_a_model_in_int8_answers(tmp_path):
+    make("llama", tmp_path)
+    settings = settings_for(tmp_path, quantization="int8", dtype="float32")
+    settings = settings.model_copy(update={"model": str(tmp_path)})
+    async with running(settings) as (scheduler, _, _):
+        await scheduler.adopt()
+        (result,) = await scheduler.run(plan(row()))
+        assert isinstance(result, StepResult)
 
 
 def test_a_cache_that_no_kernel_keeps_is_refused_before_anything_is_loaded(tmp_path):

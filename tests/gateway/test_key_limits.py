@@ -124,6 +124,25 @@ async def test_max_concurrent_requests_until_a_client_leaves(tmp_path: Path) -> 
                 await asyncio.sleep(0.01)
 
 
+async def test_a_stream_that_goes_on_is_open_and_no_new_request(tmp_path: Path) -> None:
+    async with house_of(tmp_path, max_concurrent_requests=1, requests_per_minute=1) as (house, key):
+        house.scheduler.holds = True
+        first = asyncio.create_task(ask(house, key, stream=True))
+        await house.scheduler.submitted(1)
+        url = f"{house.url}/v1/streams/cmpl-{'0' * 32}"
+        async with house.http.get(url, headers=bearer(key)) as response:
+            answer = response.status, await response.json(), response.headers
+        names_limit(answer, "max_concurrent_requests")
+        first.cancel()
+        async with asyncio.timeout(10):
+            while True:
+                async with house.http.get(url, headers=bearer(key)) as response:
+                    if response.status != 429:
+                        break
+        assert response.status == 404  # nobody has it, but asking is allowed
+        names_limit(await ask(house, key), "requests_per_minute")
+
+
 async def test_tokens_per_minute_counts_prompts_and_answers(tmp_path: Path) -> None:
     async with house_of(tmp_path, tokens_per_minute=60) as (house, key):
         status, told, _ = await ask(house, key, prompt="x" * 30)

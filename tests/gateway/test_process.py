@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog
 
 from services.gateway.app import serve
 from services.gateway.encoding import Encoder
@@ -73,6 +74,28 @@ async def until_draining(house: House) -> None:
         while (told := await house.get("/health/ready"))[1].get("phase") != "draining":
             await house.scheduler.until_next()
     assert told[0] == 503
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_warned"),
+    [("0.0.0.0", (), True), ("0.0.0.0", ("sk-x",), False), ("127.0.0.1", (), False)],
+)
+async def test_one_that_is_open_to_all_says_so(tmp_path: Path, host, keys, is_warned) -> None:
+    settings = GatewaySettings(
+        model="toy",
+        host=host,
+        port=free_port(),
+        api_key=keys,
+        request_endpoint=f"ipc://{tmp_path}/r",
+    )
+    with structlog.testing.capture_logs() as events:
+        serving = asyncio.create_task(serve(settings))
+        async with asyncio.timeout(10):
+            while "listening" not in [event["event"] for event in events]:
+                await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+    assert ("no_api_keys" in [event["event"] for event in events]) == is_warned
 
 
 async def test_open_streams_finish_while_it_drains(house: House) -> None:

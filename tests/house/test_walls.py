@@ -100,3 +100,20 @@ def test_the_map_names_every_room():
     drawn = (ROOT / "docs" / "map.md").read_text()
     modules = {path.name for path in SOURCES if path.name != "__init__.py"}
     assert {name for name in modules if name not in drawn} == set()
+
+
+@pytest.mark.parametrize("page", ["operations.md", "security.md"])
+def test_what_operators_are_told_of_is_there(page):
+    """Log lines, metrics and flags by their names."""
+    from shared.settings import UpSettings
+
+    told = (ROOT / "docs" / page).read_text()
+    there = "".join(path.read_text() for path in SOURCES)
+    there += (ROOT / "docker-compose.yml").read_text() + " limit_req limit_conn "
+    names = re.findall(r"`(?:splitflap:)?([a-z]+(?:_[a-z]+)+)(?:=|\{.*?\})?`", told)
+    assert len(names) > 5
+    assert {name for name in names if name.removesuffix("_total") not in there} == set()
+    known = {"--" + name.replace("_", "-") for name in UpSettings.model_fields}
+    others = {"--name", "--out", "--workload", "--max-concurrency", "--ignore-eos"}
+    others |= {"--trust-remote-code"}  # which there is not
+    assert set(re.findall(r"(?<![-\w])--[a-z][a-z-]+", told)) - known - others == set()

@@ -10,7 +10,7 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.native import library
 from kernels.cpu.native.backend import NativeKernels
 from kernels.cpu.native.build import library as build
-from kernels.interface import Kernels
+from kernels.interface import Kernels, Quantization
 
 KINDS: Final = {
     "float32": (torch.float32, torch.float32),
@@ -21,12 +21,18 @@ KINDS: Final = {
 }
 """What native kernels compute in, and what their pools store."""
 
+INT8_KINDS: Final = {
+    "bfloat16, int8 weights": (torch.bfloat16, torch.bfloat16),
+    "float32 over int8, int8 weights": (torch.float32, torch.int8),
+}
+"""The same with --quantization int8."""
+
 LESSER_FLAGS: Final = ("-mno-avx512f",)
 
 
-def native_avx2(dtype: torch.dtype) -> Kernels:
+def native_avx2(dtype: torch.dtype, quantization: Quantization | None = None) -> Kernels:
     """The same sources for a CPU with AVX2 at most."""
-    return NativeKernels(dtype, lesser_library())
+    return NativeKernels(dtype, lesser_library(), quantization)
 
 
 @cache
@@ -34,7 +40,7 @@ def lesser_library():  # type: ignore[no-untyped-def]
     return library.load(str(build(LESSER_FLAGS)))
 
 
-NATIVE: Final[dict[str, Callable[[torch.dtype], Kernels]]] = {"native": NativeKernels}
+NATIVE: Final[dict[str, Callable[..., Kernels]]] = {"native": NativeKernels}
 if torch.backends.cpu.get_cpu_capability() == "AVX512":
     NATIVE["native AVX2"] = native_avx2
 

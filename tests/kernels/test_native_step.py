@@ -12,11 +12,12 @@ from kernels.reference import ReferenceKernels
 from services.executor.model.llama import Llama
 from tests.executor.model.teacher import Teacher, all_logits
 from tests.executor.model.tiny import random_prompts
-from tests.kernels.backends import KINDS, NATIVE
+from tests.kernels.backends import INT8_KINDS, KINDS, NATIVE
 from tests.kernels.batches import poison
 from tests.kernels.decoders import Sizes, random_decoder
 
 SIZES = Sizes()
+EVERY_KIND = KINDS | INT8_KINDS
 FORMS = {
     "odd sizes": Sizes(),
     "biases": Sizes(has_bias=True, tied=False),
@@ -37,8 +38,9 @@ def threads() -> Iterator[None]:
 
 def decoder_of(kind: str, backend: str = "native", sizes: Sizes = SIZES) -> Llama:
     """A random decoder with weights and cache of a kind."""
-    dtype, kv_dtype = KINDS[kind]
-    return random_decoder(NATIVE[backend](dtype), sizes, kv_dtype)
+    dtype, kv_dtype = EVERY_KIND[kind]
+    kernels = NATIVE[backend](dtype, quantization="int8" if kind in INT8_KINDS else None)
+    return random_decoder(kernels, sizes, kv_dtype)
 
 
 def whole(model: Llama, prompt: list[int], block_size: int = 16) -> Tensor:
@@ -78,7 +80,7 @@ def test_bfloat16_is_near_float32(backend: str) -> None:
         assert (got - wanted).norm() / wanted.norm() < 0.05
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("backend", NATIVE)
 @pytest.mark.parametrize("chunk", [1, 3, 16, 100])
 def test_a_prompt_in_chunks_is_the_prompt_in_one_piece(chunk: int, backend: str, kind: str) -> None:
@@ -92,7 +94,7 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one_piece(chunk: int, backend: str,
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("backend", NATIVE)
 def test_a_row_is_the_same_alone_among_seven_and_among_sixty_four(backend: str, kind: str) -> None:
     model = decoder_of(kind, backend)
@@ -110,7 +112,7 @@ def test_a_row_is_the_same_alone_among_seven_and_among_sixty_four(backend: str, 
                 assert torch.equal(answers[row], wanted[row][step - 3])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("backend", NATIVE)
 def test_prompts_and_decoding_rows_mix(backend: str, kind: str) -> None:
     model = decoder_of(kind, backend)
@@ -119,7 +121,7 @@ def test_prompts_and_decoding_rows_mix(backend: str, kind: str) -> None:
         assert torch.equal(got, whole(model, prompt))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_prefix_that_another_row_has_computed(kind: str) -> None:
     model = decoder_of(kind)
     (prompt,) = random_prompts(117, 320)
@@ -149,7 +151,7 @@ def one_row(prompt: list[int], start: int, end: int, table: Tensor) -> PackedBat
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.usefixtures("threads")
 def test_the_same_on_any_number_of_threads(kind: str) -> None:
     model = decoder_of(kind)
@@ -162,7 +164,7 @@ def test_the_same_on_any_number_of_threads(kind: str) -> None:
     assert torch.equal(answers[0], answers[2])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_context_of_nine_thousand(kind: str) -> None:
     model = decoder_of(kind, sizes=Sizes(layers=1, heads=2, kv_heads=1, head_dim=8))
     (prompt,) = random_prompts(117, 9000)
@@ -174,12 +176,12 @@ def test_a_context_of_nine_thousand(kind: str) -> None:
     assert wanted.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_blocks_beyond_two_to_the_31st_number(kind: str) -> None:
     """A pool of more numbers than int32 counts; only the pages of a few blocks are touched."""
     model = decoder_of(kind)
     (prompt,) = random_prompts(117, 30)
-    block_numbers = model.kv_bytes_per_token * 16 // KINDS[kind][1].itemsize
+    block_numbers = model.kv_bytes_per_token * 16 // EVERY_KIND[kind][1].itemsize
     num_blocks = 2**31 // block_numbers + 10
     pool = model.allocate_pool(num_blocks, 16)
     table = torch.tensor([num_blocks - 1, num_blocks - 3], dtype=torch.int32)
@@ -212,7 +214,7 @@ def test_a_token_that_is_nobody_is_refused() -> None:
         whole(model, [5, -1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_row_of_nan_ends_nobody_else(kind: str) -> None:
     """A NaN that one row has in its cache stays there."""
     model = decoder_of(kind)

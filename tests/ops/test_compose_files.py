@@ -1,5 +1,6 @@
 """docker-compose.yml, the images and the proxy, read as files: no container engine needed."""
 
+import fnmatch
 import re
 import shutil
 import subprocess
@@ -140,12 +141,26 @@ def test_the_proxy_finds_gateways_by_name_and_takes_the_least_busy():
 
 
 def test_the_proxy_leaves_limits_of_bodies_to_the_gateway():
-    assert directives("client_max_body_size") == ["0"]
-    assert directives("proxy_request_buffering") == ["off"]
+    (limit,) = directives("client_max_body_size")
+    assert int(limit.removesuffix("m")) * 2**20 > GatewaySettings(_cli_parse_args=[]).max_body_bytes
 
 
-def test_the_proxy_sends_no_request_twice():
-    assert directives("proxy_next_upstream") == ["error timeout"], "no non_idempotent, no http_5xx"
+def test_the_proxy_asks_another_gateway_for_what_one_that_is_gone_or_leaving_has_not_begun():
+    assert directives("proxy_next_upstream") == ["error timeout http_503 non_idempotent"]
+    assert int(directives("proxy_next_upstream_tries")[0]) > 1
+    assert directives("proxy_next_upstream_timeout") == ["10s"], "nothing long is done twice"
+
+
+def test_the_proxy_has_tls_once_a_file_is_copied():
+    """Only a copy without `.example` is included, inside `server`."""
+    (mask,) = [each for each in directives("include") if "tls" in each]
+    example = ROOT / "ops/proxy/tls.conf.example"
+    assert not fnmatch.fnmatch(f"/etc/splitflap/{example.name}", mask)
+    assert fnmatch.fnmatch("/etc/splitflap/tls.conf", mask)
+    assert NGINX.index("listen 8080;") < NGINX.index(mask) < NGINX.index("location /")
+    assert "listen 8443 ssl;" in example.read_text()
+    assert "ssl_protocols TLSv1.2 TLSv1.3;" in example.read_text()
+    assert "ops/proxy/tls.conf" in (ROOT / ".gitignore").read_text().split()
 
 
 def test_nginx_itself_takes_the_configuration_where_it_is_new_enough(tmp_path):

@@ -43,9 +43,8 @@ def test_one_file_serves_all_processes(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("settings_class", [GatewaySettings, SchedulerSettings, ExecutorSettings])
 def test_what_up_tells_its_children_is_what_they_take(settings_class):
-    """Every default, said aloud, is a legal flag; two plans in flight are one, too."""
+    """Every default, said aloud, is a legal flag."""
     told = {name: value for name, value in load(settings_class, [], "x") if value is not None}
-    told |= {"plans_in_flight": 2} if settings_class is SchedulerSettings else {}
     settings = settings_class.model_construct(_fields_set=set(told), **told)
     assert load(settings_class, flags_of(settings, settings_class), "x") == settings
 

@@ -71,11 +71,9 @@ class Project:
         done = subprocess.run([name, *arguments], capture_output=True, text=True, check=True)
         return done.stdout.split()
 
-    def containers(self, service):
+    def containers(self, *, service):
         """Ids of those that run."""
-        labels = {"project": self.name, "service": service}
-        filters = [f"--filter=label=com.docker.compose.{name}={it}" for name, it in labels.items()]
-        return self.engine("ps", "--quiet", *filters)
+        return self.engine("ps", "--quiet", *_labelled(project=self.name, service=service))
 
     def scale(self, num_gateways):
         """Until so many gateways run and are watched."""
@@ -117,4 +115,10 @@ def project(command, folder, settings):
         until(up.is_ready, "ready through the proxy", READY_WITHIN_S)
         yield up
     finally:
-        up.compose("down", "--volumes", "--timeout", "5")
+        for gateway in up.containers(service="gateway"):  # podman-compose knows of the first two
+            up.engine("rm", "--force", *up.containers(service="proxy"), gateway)
+        up.compose("down", "--volumes")
+
+
+def _labelled(**labels):
+    return [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]

@@ -75,9 +75,9 @@ def test_gateways_scale_and_each_gets_its_share(server):
 
 def test_a_killed_gateway_leaves_the_rest_serving(server):
     server.scale(4)
-    gone = server.containers("gateway")[0]
+    gone = server.containers(service="gateway")[0]
     server.engine("kill", gone)
-    assert gone not in server.containers("gateway")
+    assert gone not in server.containers(service="gateway")
     answers = chats_at_once(server, 8)
     assert len(set(answers)) == 1
     assert "Paris" in answers[0]

@@ -96,6 +96,9 @@ def test_no_log_has_a_word_of_a_client(tmp_path, monkeypatch):
         for key in (flag_key, hurried, hurried, f"sk-{MARK}-wrong", MARK):
             sent = {"Authorization": f"Bearer {key}"}
             post(stack, "/v1/completions", COMPLETION, sent)
+        for event_id in (MARK, f"cmpl-{MARK}:1"):
+            sent = {**headers, "Last-Event-ID": event_id}
+            assert post(stack, "/v1/completions", COMPLETION, sent)[0] in (400, 404)
         fetch(f"{stack.url}/v1/models?api_key={alice}&prompt={MARK}")
         raw(stack, f"POST {MARK} {MARK}\r\n{MARK}\r\n\r\n{MARK}".encode())
         raw(stack, f"POST /v1/completions HTTP/1.1\r\nContent-Length: x{MARK}\r\n\r\n".encode())

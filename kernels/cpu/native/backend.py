@@ -5,21 +5,22 @@ token; what a tile holds is in `pool.h`.
 """
 
 import ctypes
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.checks import check_copy, check_queries
-from kernels.cpu.memory import Arena, advise_huge_pages
+from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.native import library
+from kernels.cpu.native.packing import Packed
 from kernels.interface import (
     DecoderStep,
     DecoderWeights,
     Linear,
     PackedBatch,
     PoolSpec,
+    Quantization,
     Vocabulary,
     vector_elements,
 )
@@ -32,22 +33,28 @@ _BEYOND: Final = 256
 _NUMBERS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """`Numbers` of `pool.h`."""
 
-_arena: Final = Arena()
-
 
 class NativeKernels:
     """bfloat16 or float32 on a CPU, in C++."""
 
     name = "native"
 
-    def __init__(self, dtype: torch.dtype, native: ctypes.CDLL | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        native: ctypes.CDLL | None = None,
+        quantization: Quantization | None = None,
+    ) -> None:
         """`native` is the library to use, this CPU's own if it is None.
 
-        Raises: NotBuilt if there is none.
+        With `quantization` int8 all matrices are packed as int8 and multiplied with inputs in int8
+        (`packing.py`); everything else is as without it.
+        Raises: NotBuilt if there is no library.
         """
         self.dtype = dtype
         self.kv_dtypes = tuple(dict.fromkeys((dtype, torch.bfloat16, torch.int8)))
         self.has_windows = True
+        self.quantization = quantization
         self._native = library.native() if native is None else native
         self._is_bf16 = int(dtype == torch.bfloat16)
         self._plain = ReferenceKernels(dtype)
@@ -74,8 +81,8 @@ class NativeKernels:
         """The weight in tiles, of which rows can still be picked."""
         return NativeVocabulary(self._packed(weight, None), self._native)
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> "Packed":
-        return Packed.of(self._native, self.dtype, weight, bias)
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> Packed:
+        return Packed.of(self._native, self.dtype, self.quantization, weight, bias)
 
     def write_kv(
         self, pool: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor
@@ -108,7 +115,7 @@ class NativeKernels:
             head_dim, scale, window or 0, queries.data_ptr(), attended.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
-        _raise_if_failed(outcome, len(queries))
+        library.raise_if_failed(outcome, len(queries))
         return attended
 
     def add_rms_norm(
@@ -150,46 +157,6 @@ class NativeKernels:
         if any(count % self._native.splitflap_lanes() for count in inner):
             return None
         return NativeStep(shape, weights, eps, scale, self._native, self._is_bf16)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A weight matrix in tiles, and the struct that points to them."""
-
-    matrix: library.Matrix
-    tiles: Tensor
-    bias: Tensor | None
-    dtype: torch.dtype
-
-    @classmethod
-    def of(
-        cls, native: ctypes.CDLL, dtype: torch.dtype, weight: Tensor, bias: Tensor | None
-    ) -> "Packed":
-        """Pack `weight` [outputs, inputs] and `bias` [outputs]."""
-        outputs, inputs = weight.shape
-        is_bf16 = int(dtype == torch.bfloat16)
-        weight = weight.to(dtype).contiguous()
-        tiles = _arena.empty((native.splitflap_packed_size(is_bf16, outputs, inputs),), dtype)
-        native.splitflap_pack(is_bf16, weight.data_ptr(), outputs, inputs, tiles.data_ptr())
-        padded = None
-        if bias is not None:
-            padded = torch.zeros(outputs + 2 * native.splitflap_lanes())
-            padded[:outputs] = bias
-        address = None if padded is None else padded.data_ptr()
-        return cls(library.Matrix(tiles.data_ptr(), address, outputs, inputs), tiles, padded, dtype)
-
-    def multiply(self, native: ctypes.CDLL, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """[rows, inputs] -> [rows, outputs] of `dtype`."""
-        is_bf16 = int(self.dtype == torch.bfloat16)
-        if is_bf16 and self.matrix.inputs % 2:
-            x = torch.nn.functional.pad(x, (0, 1))
-        x = x.contiguous()
-        y = torch.empty((len(x), self.matrix.outputs), dtype=dtype)
-        native.splitflap_multiply(
-            is_bf16, self.matrix, x.data_ptr(), len(x), y.data_ptr(), int(dtype == self.dtype),
-            torch.get_num_threads(),
-        )  # fmt: skip
-        return y
 
 
 class NativeLinear:
@@ -277,7 +244,7 @@ class NativeStep:
             self._decoder, _pool(pool, self._shape.head_dim), _batch(batch), logits.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
-        _raise_if_failed(outcome, len(batch.token_ids))
+        library.raise_if_failed(outcome, len(batch.token_ids))
         return logits
 
 
@@ -318,12 +285,8 @@ def _check_batch(batch: PackedBatch) -> None:
 def _check_ids(token_ids: Tensor, vocab_size: int) -> None:
     if len(token_ids) == 0:
         return
-    lowest, highest = token_ids.aminmax()
+    ids = token_ids.numpy()  # whose least and greatest cost less than torch's
+    lowest, highest = ids.min(), ids.max()
     if lowest < 0 or highest >= vocab_size:
-        wrong = int(lowest if lowest < 0 else highest)
+        wrong = lowest if lowest < 0 else highest
         raise ValueError(f"token id {wrong} is outside the vocabulary of {vocab_size}")
-
-
-def _raise_if_failed(outcome: int, num_tokens: int) -> None:
-    if outcome != library.DONE:
-        raise MemoryError(f"no memory to work in for a step of {num_tokens} tokens")

@@ -9,10 +9,12 @@
 
 #include "simd.h"
 
-// Sums held in registers, beside the weights and one row's input. Without a bfloat16 dot product
-// both halves of every weight take a register of their own.
+// Sums held in registers, beside the weights and one row's input. Without a dot product of its
+// numbers both halves of every weight take a register of their own.
 template <class E>
-constexpr int SUMS = (REGISTERS == 32 ? 24 : 12) - (PAIR<E> == 2 && !DOTS_BF16 ? REGISTERS / 8 * 2 : 0);
+constexpr bool IN_HALVES = (PAIR<E> == 2 && !DOTS_BF16) || (PAIR<E> == 4 && !DOTS_INT8);
+template <class E>
+constexpr int SUMS = (REGISTERS == 32 ? 24 : 12) - (IN_HALVES<E> ? REGISTERS / 8 * 2 : 0);
 template <class E, int TILES>
 constexpr int MOST_ROWS = SUMS<E> / TILES;
 

@@ -18,6 +18,7 @@ class Matrix(Structure):
 
     _fields_: ClassVar = [
         ("tiles", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64),
+        ("scales", c_void_p),
     ]  # fmt: skip
 
 
@@ -111,11 +112,16 @@ _FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
     "splitflap_dots_bf16": (c_int, []),
     "splitflap_packed_size": (c_int64, [c_int64] * 3),
     "splitflap_pack": (None, [c_int64, c_void_p, c_int64, c_int64, c_void_p]),
+    "splitflap_int8_size": (c_int64, [c_int64] * 2),
+    "splitflap_int8_scales": (c_int64, [c_int64]),
+    "splitflap_pack_int8": (
+        c_int, [c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+    ),
     "splitflap_step": (
         c_int, [POINTER(Decoder), POINTER(Pool), POINTER(Batch), c_void_p, c_int],
     ),
     "splitflap_multiply": (
-        None, [c_int64, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int],
+        c_int, [c_int64, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int],
     ),
     "splitflap_rows": (None, [c_int64, POINTER(Matrix), c_void_p, c_int64, c_void_p]),
     "splitflap_attend": (
@@ -152,3 +158,9 @@ def load(path: str) -> ctypes.CDLL:
 def native() -> ctypes.CDLL:
     """This CPU's library. Raises: NotBuilt with the reason."""
     return load(str(library()))
+
+
+def raise_if_failed(outcome: int, num_rows: int) -> None:
+    """Raises: MemoryError if a function of the library had not enough for `num_rows`."""
+    if outcome != DONE:
+        raise MemoryError(f"no memory to work in for {num_rows} rows")

@@ -100,6 +100,26 @@ void splitflap_pack(int64_t is_bf16, const void* weight, int64_t outputs, int64_
     });
 }
 
+int64_t splitflap_int8_size(int64_t outputs, int64_t inputs) {
+    return num_tiles(outputs) * tile_size<q8>(inputs);
+}
+
+int64_t splitflap_int8_scales(int64_t outputs) { return num_tiles(outputs) * LANES; }
+
+int splitflap_pack_int8(int64_t is_bf16, const void* weight, int64_t outputs, int64_t inputs,
+                        void* tiles, float* scales) {
+    return with_type(is_bf16, [&](auto element) -> int {
+        try {
+            std::vector<int8_t> whole(round_up(inputs, LANES));
+            using E = decltype(element);
+            pack_int8_tiles((const E*)weight, outputs, inputs, (q8*)tiles, scales, whole.data());
+            return DONE;
+        } catch (const std::bad_alloc&) {
+            return NO_MEMORY;
+        }
+    });
+}
+
 int splitflap_step(const Decoder* decoder, const Pool* pool, const Batch* batch, float* logits,
                    int threads) {
     return with_types(decoder->is_bf16, *pool, [&](auto element, auto stored) -> int {
@@ -114,20 +134,37 @@ int splitflap_step(const Decoder* decoder, const Pool* pool, const Batch* batch,
 }
 
 // [rows][inputs] times a matrix: float32 out, or elements if `keeps_type`.
-void splitflap_multiply(int64_t is_bf16, const Matrix* matrix, const void* x, int64_t rows,
-                        void* out, int64_t keeps_type, int threads) {
-    with_type(is_bf16, [&](auto element) {
+int splitflap_multiply(int64_t is_bf16, const Matrix* matrix, const void* x, int64_t rows, void* out,
+                       int64_t keeps_type, int threads) {
+    return with_type(is_bf16, [&](auto element) -> int {
         using E = decltype(element);
         Turn turn(threads);
-        Product<E> product;
-        product.matrix = matrix;
-        product.a = (const E*)x;
-        product.a_stride = round_up(matrix->inputs, PAIR<E>);
-        product.rows = rows;
-        product.into = keeps_type ? Into::ELEMENTS : Into::NUMBERS;
-        product.out = out;
-        product.out_stride = product.out_limit = matrix->outputs;
-        turn.team.run(product);
+        const int64_t x_stride = round_up(matrix->inputs, PAIR<E>);
+        const auto run = [&](auto product, const auto* inputs, int64_t stride, const Scale* scales) {
+            product.matrix = matrix;
+            product.a = inputs;
+            product.a_stride = stride;
+            product.scales = scales;
+            product.rows = rows;
+            product.into = keeps_type ? Into::ELEMENTS : Into::NUMBERS;
+            product.out = out;
+            product.out_stride = product.out_limit = matrix->outputs;
+            turn.team.run(product);
+            return DONE;
+        };
+        if (!matrix->scales) return run(Product<E>{}, (const E*)x, x_stride, nullptr);
+        const int64_t stride = round_up(matrix->inputs, GROUP);
+        q8* whole;
+        Scale* scales;
+        workspace.begin();
+        workspace.plan(whole, rows * stride);
+        workspace.plan(scales, rows * (stride / GROUP));
+        char* memory = workspace.settle();
+        if (!memory) return NO_MEMORY;
+        whole = (q8*)(memory + (int64_t)whole);
+        scales = (Scale*)(memory + (int64_t)scales);
+        rows_to_int8(turn.team, (const E*)x, x_stride, rows, matrix->inputs, whole, scales);
+        return run(Product<E, q8>{}, whole, stride, scales);
     });
 }
 

@@ -27,8 +27,6 @@ constexpr bool IS_SCALED = std::is_same_v<S, int8_t>;
 template <class S>
 constexpr int64_t SCALE = IS_SCALED<S> ? sizeof(bf16) : 0;  // elements a token's scale takes
 
-constexpr float MOST_INT8 = 127.f;
-
 template <class E>
 int64_t value_pair(int64_t block_size) { return block_size % PAIR<E> == 0 ? PAIR<E> : 1; }
 
@@ -51,26 +49,11 @@ bf16* scales_of(const S* half, int64_t block_size, int64_t head_dim) {
 // or an infinity.
 template <class I>
 __attribute__((noinline)) bf16 scale_for(const I* vector, int64_t head_dim) {
-    Floats most = zeros(), wrong = zeros();
-    for (int64_t d = 0; d < head_dim; d += LANES) {
-        const Floats x = load_first(vector + d, (int)std::min<int64_t>(head_dim - d, LANES));
-        most = larger(most, (Floats)((Words)x & 0x7fffffffu));
-        wrong = wrong + x * zeros();
-    }
-    if (sum_lanes(wrong) != 0) return {0x7fc0};
-    const float scale = max_lanes(most) / MOST_INT8;
+    const float scale = largest(vector, head_dim) / MOST_INT8;
+    if (scale != scale) return {0x7fc0};
     uint32_t bits;
     memcpy(&bits, &scale, 4);
     return {(uint16_t)((bits + 0xffffu) >> 16)};
-}
-
-INLINE void put_scaled(int8_t* at, Floats v, float scale) {
-    const Floats magic = fill(12582912.f);  // adding 1.5 * 2^23 rounds to whole numbers, ties to even
-    Floats q = (v / fill(scale) + magic) - magic;
-    q = larger(choose(q > fill(MOST_INT8), fill(MOST_INT8), q), fill(-MOST_INT8));
-    if (!(scale > 0)) q = zeros();
-    const Bytes bytes = __builtin_convertvector(__builtin_convertvector(q, Ints), Bytes);
-    memcpy(at, &bytes, sizeof bytes);
 }
 
 // A vector's numbers as they are stored, one after the other: use(d, number).
@@ -83,7 +66,11 @@ INLINE void each_stored(const I* vector, int64_t head_dim, float scale, F use) {
             put_scaled(stored, load_first(vector + first, count), scale);
         else
             put(stored, load_first(vector + first, count));
-        for (int i = 0; i < count; i++) use(first + i, stored[i]);
+        if (count < LANES) {
+            for (int i = 0; i < count; i++) use(first + i, stored[i]);
+            return;
+        }
+        UNROLL for (int i = 0; i < LANES; i++) use(first + i, stored[i]);
     }
 }
 

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 
-#include "kernels.h"
+#include "int8.h"
 #include "team.h"
 
 struct Matrix {
     const void* tiles;
     const float* bias;  // of all tiles, or null
     int64_t outputs, inputs;
+    const float* scales;  // of the outputs of all tiles if they hold int8, or null
 };
 
 INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -38,13 +39,44 @@ void pack_tiles(const E* weight, int64_t outputs, int64_t inputs, E* tiles) {
     }
 }
 
-// One output's weights, as they were before they were packed.
+// The same in int8, each weight greater by INT8_OFFSET. `whole` has room for a row of `inputs`,
+// rounded up to LANES.
+template <class E>
+void pack_int8_tiles(const E* weight, int64_t outputs, int64_t inputs, q8* tiles, float* scales,
+                     int8_t* whole) {
+    const int64_t size = tile_size<q8>(inputs), padded = num_tiles(outputs) * LANES;
+    memset((void*)tiles, 0, padded / LANES * size);
+    for (int64_t output = 0; output < padded; output++) {
+        scales[output] = 0;
+        if (output >= outputs) continue;
+        scales[output] = weights_to_int8(weight + output * inputs, inputs, whole);
+        q8* at = tiles + output / LANES * size + output % LANES * PAIR<q8>;
+        for (int64_t k = 0; k < inputs; k++)
+            at[k / PAIR<q8> * LANES * PAIR<q8> + k % PAIR<q8>] = {(int8_t)(whole[k] ^ INT8_OFFSET)};
+    }
+}
+
+INLINE float to_float(q8 x) { return (int8_t)(x.bits ^ INT8_OFFSET); }
+
+template <class E>
+int64_t tile_bytes(const Matrix& matrix) {
+    return matrix.scales ? tile_size<q8>(matrix.inputs) : tile_size<E>(matrix.inputs) * sizeof(E);
+}
+
+// One output's weights, as they are multiplied.
+template <class S>
+void unpack_row_of(const Matrix& matrix, int64_t output, float scale, float* row) {
+    const S* at = (const S*)matrix.tiles + output / LANES * tile_size<S>(matrix.inputs) +
+                  output % LANES * PAIR<S>;
+    for (int64_t k = 0; k < matrix.inputs; k++)
+        row[k] = to_float(at[k / PAIR<S> * LANES * PAIR<S> + k % PAIR<S>]) * scale;
+}
 template <class E>
 void unpack_row(const Matrix& matrix, int64_t output, float* row) {
-    const E* at = (const E*)matrix.tiles + output / LANES * tile_size<E>(matrix.inputs) +
-                  output % LANES * PAIR<E>;
-    for (int64_t k = 0; k < matrix.inputs; k++)
-        row[k] = to_float(at[k / PAIR<E> * LANES * PAIR<E> + k % PAIR<E>]);
+    if (matrix.scales)
+        unpack_row_of<q8>(matrix, output, matrix.scales[output], row);
+    else
+        unpack_row_of<E>(matrix, output, 1, row);
 }
 
 INLINE float root_mean_square(const float* x, int64_t size, float eps) {
@@ -75,13 +107,14 @@ INLINE Floats gated(Floats gate, Floats up) {  // silu(gate) * up
 
 enum class Into { NUMBERS, SUMS, ACTIVATIONS, ELEMENTS };  // how a product's results are kept
 
-// rows x inputs times a matrix. A unit is two tiles of outputs side by side, or, for ACTIVATIONS, a
+// rows x inputs times a matrix, both held as A; activations and elements become E. A unit is two tiles of outputs side by side, or, for ACTIVATIONS, a
 // tile of gates and one of ups; a chunk is some units for a block of rows that the cache holds.
-template <class E>
+template <class E, class A = E>
 struct Product : Phase {
     const Matrix* matrix;
-    const E* a;
+    const A* a;
     int64_t a_stride;
+    const Scale* scales = nullptr;  // of rows in int8, one a group
     int64_t rows;
     Into into;
     void* out;
@@ -89,12 +122,12 @@ struct Product : Phase {
     const Matrix* next = nullptr;   // the matrix wanted after this one
     bool next_is_gated = false;
 
-    static constexpr int MOST = MOST_ROWS<E, 2>;
+    static constexpr int MOST = MOST_ROWS<A, 2>;
     static constexpr int64_t UNFETCHED_ROWS = 3;  // so few, and the CPU looks ahead better itself
     static constexpr int64_t CACHED_BYTES = 384 * 1024;
 
     int64_t rows_at_once() const {
-        const int64_t fit = std::max<int64_t>(MOST, CACHED_BYTES / (matrix->inputs * sizeof(E)));
+        const int64_t fit = std::max<int64_t>(MOST, CACHED_BYTES / (matrix->inputs * sizeof(A)));
         return rows <= fit ? rows : even_rows(rows, fit / MOST * MOST);
     }
     int64_t units() const { return num_tiles(matrix->outputs) / 2; }
@@ -107,12 +140,12 @@ struct Product : Phase {
     }
 
     // The two tiles of a unit.
-    static void tiles_of(const Matrix& matrix, bool is_gated, int64_t unit, const E* (&tiles)[2]) {
-        const int64_t size = tile_size<E>(matrix.inputs);
+    static void tiles_of(const Matrix& matrix, bool is_gated, int64_t unit, const A* (&tiles)[2]) {
+        const int64_t size = tile_bytes<E>(matrix);
         const int64_t first = is_gated ? unit : 2 * unit;
         const int64_t second = is_gated ? unit + matrix.outputs / LANES / 2 : first + 1;
-        tiles[0] = (const E*)matrix.tiles + first * size;
-        tiles[1] = (const E*)matrix.tiles + second * size;
+        tiles[0] = (const A*)((const char*)matrix.tiles + first * size);
+        tiles[1] = (const A*)((const char*)matrix.tiles + second * size);
     }
 
     void run(int64_t chunk, int member, bool is_last_of_share) const override {
@@ -122,9 +155,9 @@ struct Product : Phase {
         const int64_t first = chunk % groups * units_at_once();
         const int64_t end = std::min(units(), first + units_at_once());
         for (int64_t unit = first; unit < end; unit++) {
-            const E *tiles[2], *soon[2];
+            const A *tiles[2], *soon[2];
             tiles_of(*matrix, into == Into::ACTIVATIONS, unit, tiles);
-            const E* const* fetched = soon;
+            const A* const* fetched = soon;
             if (unit + 1 < end || (!is_last_of_share && unit + 1 < units()))
                 tiles_of(*matrix, into == Into::ACTIVATIONS, unit + 1, soon);
             else if (next)
@@ -142,15 +175,19 @@ struct Product : Phase {
         return member < members ? count * member / members : 0;
     }
 
-    void run_unit(int64_t unit, const E* const (&tiles)[2], const E* const* soon, int64_t first_row,
+    void run_unit(int64_t unit, const A* const (&tiles)[2], const A* const* soon, int64_t first_row,
                   int64_t end_row) const {
-        const int steps = (int)(round_up(matrix->inputs, PAIR<E>) / PAIR<E>);
+        const int steps = (int)(round_up(matrix->inputs, PAIR<A>) / PAIR<A>);
         const int at_once = even_rows((int)(end_row - first_row), MOST);
         alignas(64) float made[MOST * 2 * LANES];
         for (int64_t row = first_row; row < end_row; row += at_once) {
             const int count = (int)std::min<int64_t>(at_once, end_row - row);
-            tiles_kernel<E, E, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<E>, steps,
-                                      soon, made, 2 * LANES);
+            if constexpr (std::is_same_v<A, q8>)
+                int8_kernel(count)(a + row * a_stride, a_stride, scales + row * (a_stride / GROUP),
+                                   tiles, steps, soon, made);
+            else
+                tiles_kernel<A, A, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<A>,
+                                             steps, soon, made, 2 * LANES);
             soon = nullptr;
             keep(unit, row, count, made);
         }
@@ -163,8 +200,8 @@ struct Product : Phase {
         const Floats bias[2] = {matrix->bias ? load(matrix->bias + at[0]) : zeros(),
                                 matrix->bias ? load(matrix->bias + at[1]) : zeros()};
         for (int r = 0; r < count; r++) {
-            const Floats x = load(made + r * 2 * LANES) + bias[0];
-            const Floats y = load(made + r * 2 * LANES + LANES) + bias[1];
+            const Floats x = number(made + r * 2 * LANES, at[0]) + bias[0];
+            const Floats y = number(made + r * 2 * LANES + LANES, at[1]) + bias[1];
             const int64_t start = (row + r) * out_stride;
             if (into == Into::ACTIVATIONS) {
                 put((E*)out + start + at[0], gated(x, y));
@@ -173,6 +210,13 @@ struct Product : Phase {
             keep_tile(start, at[0], x);
             keep_tile(start, at[1], y);
         }
+    }
+
+    Floats number(const float* sums, int64_t at) const {
+        if constexpr (std::is_same_v<A, q8>)
+            return load(sums) * load(matrix->scales + at);
+        else
+            return load(sums);
     }
 
     void keep_tile(int64_t start, int64_t at, Floats v) const {

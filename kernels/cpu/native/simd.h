@@ -8,7 +8,7 @@
 #include <type_traits>
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #endif
 
@@ -32,17 +32,35 @@ constexpr bool DOTS_BF16 = true;  // products of bfloat16 pairs are one instruct
 constexpr bool DOTS_BF16 = false;  // pairs are widened to float32 first
 #endif
 
+// Sums of products of four int8 at a time. Where the CPU has one instruction for it that takes one of
+// the two unsigned, weights are kept greater by INT8_OFFSET.
+#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+constexpr bool DOTS_INT8 = true;
+constexpr int INT8_OFFSET = 128;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr bool DOTS_INT8 = true;
+constexpr int INT8_OFFSET = 0;
+#else
+constexpr bool DOTS_INT8 = false;
+constexpr int INT8_OFFSET = 0;
+#endif
+
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 struct bf16 {
     uint16_t bits;
 };
+struct q8 {  // a whole number that stands for itself times a scale kept elsewhere
+    int8_t bits;
+};
 
-// A lane of a weight register holds one float32, or two bfloat16 that are multiplied together.
+// A lane of a weight register holds one float32, or two bfloat16 or four q8 that are multiplied
+// together.
 template <class E>
 constexpr int PAIR = 4 / sizeof(E);
 
@@ -63,10 +81,10 @@ INLINE Floats fill(float x) {
 }
 INLINE Floats zeros() { return (Floats){}; }
 
-INLINE Floats choose(Ints where, Floats yes, Floats no) {
-    return (Floats)(((Ints)yes & where) | ((Ints)no & ~where));
-}
-INLINE Floats larger(Floats a, Floats b) { return choose(a < b, b, a); }  // NaN in `a` stays
+INLINE Floats choose(Ints where, Floats yes, Floats no) { return where ? yes : no; }
+// One instruction each, written so; NaN in `a` stays.
+INLINE Floats larger(Floats a, Floats b) { return a < b ? b : a; }
+INLINE Floats smaller(Floats a, Floats b) { return a > b ? b : a; }
 
 INLINE Ints first_lanes(int count) {
     Ints places;
@@ -147,11 +165,41 @@ INLINE Floats load_first(const E* at, int count) {  // `count` lanes, zeros afte
 
 INLINE Floats spread(const float* at) { return (Floats)((Words){} + load_as<uint32_t>(at)); }
 INLINE Floats spread(const bf16* at) { return (Floats)((Words){} + load_as<uint32_t>(at)); }
+INLINE Floats spread(const q8* at) { return (Floats)((Words){} + load_as<uint32_t>(at)); }
 
+// Pairs of int16 side by side, multiplied and added.
+INLINE Ints dot_int16(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
+// Exact in whatever order, as long as the sums stay within int32.
+INLINE Ints dot_int8(Ints sums, Ints inputs, Ints weights) {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)inputs);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)inputs);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)inputs, (int8x16_t)weights);
+#else  // maddubs would be one instruction, but ends at int16
+    const Shorts even[2] = {(Shorts)inputs << 8 >> 8, (Shorts)weights << 8 >> 8};
+    const Shorts odd[2] = {(Shorts)inputs >> 8, (Shorts)weights >> 8};
+    return sums + dot_int16(even[0], even[1]) + dot_int16(odd[0], odd[1]);
+#endif
+}
+
+// Sums of q8 are int32, in the bits of a float register.
 template <class E>
 INLINE Floats dot(Floats sums, Floats inputs, Floats weights) {
     if constexpr (PAIR<E> == 1) {
         return sums + inputs * weights;
+    } else if constexpr (PAIR<E> == 4) {
+        return (Floats)dot_int8((Ints)sums, (Ints)inputs, (Ints)weights);
     } else {
 #if defined(__AVX512BF16__)
         return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)inputs, (__m512bh)weights);
@@ -188,8 +236,7 @@ INLINE Floats load_weights(const S* at) {
 // ---- 2^x, to about 1e-7; NaN stays NaN, everything below 2^-126 becomes about that
 
 INLINE Floats exp2_of(Floats x) {
-    x = choose(x < fill(-126.f), fill(-126.f), x);
-    x = choose(x > fill(126.f), fill(126.f), x);
+    x = smaller(larger(x, fill(-126.f)), fill(126.f));
     const Floats magic = fill(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
     const Floats whole = (x + magic) - magic;
     const Floats f = x - whole;

@@ -106,6 +106,18 @@ void run_each(Team& team, int64_t count, int64_t at_once, F function) {
     team.run(Each<F>(count, at_once, function));
 }
 
+// Rows as products with int8 take them.
+template <class E>
+void rows_to_int8(Team& team, const E* a, int64_t a_stride, int64_t rows, int64_t inputs, q8* whole,
+                  Scale* scales) {
+    const int64_t stride = round_up(inputs, GROUP);
+    run_each(team, rows, rows > 64 ? 8 : rows > 4 ? 2 : 4, [&](int64_t first, int64_t end) {
+        for (int64_t row = first; row < end; row++)
+            row_to_int8(a + row * a_stride, inputs, whole + row * stride,
+                        scales + row * (stride / GROUP));
+    });
+}
+
 template <class E, class S>
 class Step {
   public:
@@ -119,6 +131,8 @@ class Step {
         work.list(batch, heads_, team.members());
         const int64_t attended_wide = decoder.heads * decoder.head_dim;
         const int64_t rows = std::max(tokens_, batch.num_logits);
+        const int64_t widest = std::max({wide_, attended_wide, decoder.intermediate_size});
+        int8_wide_ = has_int8(decoder) ? round_up(widest, GROUP) : 0;
         scratch_bytes_ = typename Attention<E, S>::Scratch(heads_, nullptr).bytes;
         auto all = [&](auto each) {
             each(residual_, rows * wide_);
@@ -131,6 +145,8 @@ class Step {
             each(chosen_attended_, batch.num_logits * attended_wide);
             each(parts_, work.num_parts * heads_.group() * (heads_.padded() + 2));
             each(scratch_, scratch_bytes_ * team.members());
+            each(int8_rows_, rows * int8_wide_);
+            each(int8_scales_, rows * (int8_wide_ / GROUP));
         };
         space.begin();
         all([&](auto*& pointer, int64_t count) { space.plan(pointer, count); });
@@ -175,6 +191,10 @@ class Step {
     }
 
   private:
+    static bool has_int8(const Decoder& decoder) {
+        return decoder.head.scales || (decoder.num_layers && decoder.layers[0].qkv.scales);
+    }
+
     void embed() {
         const int64_t D = decoder_.head_dim;
         run_each(team_, tokens_, tokens_ > 64 ? 8 : 1, [&](int64_t first, int64_t end) {
@@ -202,18 +222,24 @@ class Step {
 
     void multiply(const Matrix& matrix, const E* a, int64_t a_stride, int64_t rows, Into into,
                   void* out, int64_t out_stride, const Matrix* next, bool next_is_gated = false) {
-        Product<E> product;
-        product.matrix = &matrix;
-        product.a = a;
-        product.a_stride = a_stride;
-        product.rows = rows;
-        product.into = into;
-        product.out = out;
-        product.out_stride = product.out_limit = out_stride;
-        product.next = next;
-        product.next_is_gated = next_is_gated;
-        product.team_members = team_.members();
-        team_.run(product);
+        const auto run = [&](auto product, const auto* inputs, int64_t stride) {
+            product.matrix = &matrix;
+            product.a = inputs;
+            product.a_stride = stride;
+            product.scales = int8_scales_;
+            product.rows = rows;
+            product.into = into;
+            product.out = out;
+            product.out_stride = product.out_limit = out_stride;
+            product.next = next;
+            product.next_is_gated = next_is_gated;
+            product.team_members = team_.members();
+            team_.run(product);
+        };
+        if (!matrix.scales) return run(Product<E>{}, a, a_stride);
+        const int64_t stride = round_up(matrix.inputs, GROUP);
+        rows_to_int8(team_, a, a_stride, rows, matrix.inputs, int8_rows_, int8_scales_);
+        run(Product<E, q8>{}, int8_rows_, stride);
     }
 
     void attend(int64_t layer) {
@@ -271,9 +297,11 @@ class Step {
     const Batch& batch_;
     const Heads heads_;
     const int64_t tokens_, wide_, qkv_wide_;
-    int64_t scratch_bytes_;
+    int64_t scratch_bytes_, int8_wide_;
     bool has_memory_;
     float *residual_, *chosen_residual_, *rotary_, *qkv_, *parts_;
     E *normed_, *activated_, *attended_, *chosen_attended_;
     char* scratch_;
+    q8* int8_rows_;  // what the next product multiplies, if its weights are int8
+    Scale* int8_scales_;
 };

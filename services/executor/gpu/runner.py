@@ -122,7 +122,7 @@ class GpuRunner:
             marks.moves_begun = transfer.record()
             transfer.run(lambda: self._swap(plan))
             marks.moved = transfer.record()
-            if plan.swap_in or _overwrites(plan, flat, self._pools.block_size):
+            if plan.swap_in or _overwrites(plan, flat):
                 compute.wait(marks.moved)
             else:
                 self._swapping_out = marks.moved
@@ -150,7 +150,7 @@ class GpuRunner:
         return StepRows(
             token_ids=token_ids,
             positions=flat.positions,
-            slots=flat.slots(self._pools.block_size),
+            slots=flat.slots,
             row_starts=flat.row_starts,
             context_lengths=flat.context_lengths,
             blocks=flat.blocks,
@@ -253,10 +253,10 @@ def _resolved(
     return token_ids, sources
 
 
-def _overwrites(plan: StepPlan, flat: FlatRows, block_size: int) -> bool:
+def _overwrites(plan: StepPlan, flat: FlatRows) -> bool:
     """Whether a plan writes into blocks that it swaps out."""
     written = {move.destination for move in plan.copies}
-    written.update((flat.slots(block_size) // block_size).tolist())
+    written.update(flat.written.tolist())
     return any(move.source in written for move in plan.swap_out)
 
 

@@ -25,7 +25,7 @@ class DecoderModel(Protocol):
         """A pool in main memory for blocks that are swapped out of the other."""
 
     def forward(self, pool: Tensor, batch: PackedBatch) -> Tensor:
-        """Write the batch's keys and values, attend, and return logits.
+        """Write the batch's keys and values, attend, and return logits; nothing for autograd.
 
         Returns: [num_logits, vocab_size] float32, one row per entry of `batch.logit_tokens`.
         """

@@ -9,7 +9,14 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.interface import DecoderLayer, DecoderWeights, Kernels, Linear, Vocabulary
+from kernels.interface import (
+    DecoderLayer,
+    DecoderWeights,
+    Kernels,
+    Linear,
+    Quantization,
+    Vocabulary,
+)
 from kernels.select import interpreted_kernels, select_kernels, select_kv_dtype
 from services.executor.model.config import LlamaConfig, config_from_folder, config_from_gguf
 from services.executor.model.gguf_file import GgufFile
@@ -53,6 +60,7 @@ def load_model(
     device: torch.device,
     progress: Progress,
     kv_cache_dtype: str = "auto",
+    quantization: Quantization | None = None,
     *,
     is_interpreted: bool = False,
 ) -> Llama:
@@ -63,7 +71,10 @@ def load_model(
     Raises: StartError naming the file, tensor or field that is missing, wrong or not supported, or
         the device or a dtype that there are no kernels for.
     """
-    kernels = interpreted_kernels(dtype) if is_interpreted else select_kernels(device, dtype)
+    if is_interpreted:
+        kernels = interpreted_kernels(dtype)
+    else:
+        kernels = select_kernels(device, dtype, quantization)
     kv_dtype = select_kv_dtype(kernels, kv_cache_dtype)
     return load_onto(kernels, source, progress, kv_dtype, device)
 

@@ -159,21 +159,29 @@ def kilobytes(name):
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
-dtype = getattr(torch, sys.argv[1])
-select_kernels(torch.device("cpu"), dtype)
+dtype, quantization = getattr(torch, sys.argv[1]), sys.argv[2] or None
+select_kernels(torch.device("cpu"), dtype, quantization)
 print(kilobytes("VmHWM"))
-model = load_model(find_model(DEFAULT_MODEL), dtype, torch.device("cpu"), lambda _: None)
+source, device = find_model(DEFAULT_MODEL), torch.device("cpu")
+model = load_model(source, dtype, device, lambda _: None, "auto", quantization)
 print(kilobytes("VmHWM"))
 """
 
 
-@pytest.mark.parametrize(("dtype", "element_bytes"), [("bfloat16", 2), ("float32", 4)])
-def test_loading_needs_little_more_than_the_weights(dtype: str, element_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "element_bytes"),
+    [("bfloat16", "", 2), ("float32", "", 4), ("bfloat16", "int8", 1)],
+)
+def test_loading_needs_little_more_than_the_weights(
+    dtype: str, quantization: str, element_bytes: int
+) -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, dtype], cwd=root, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", PROBE, dtype, quantization],
+        cwd=root, capture_output=True, text=True, check=True,
+    )  # fmt: skip
     bare, peak = (int(line) / 1024 for line in done.stdout.split())
     weights = 134_515_008 * element_bytes / 2**20
-    print(f"{dtype}: bare {bare:.0f} MiB, peak {peak:.0f} MiB, weights {weights:.0f} MiB")
+    told = f"bare {bare:.0f} MiB, peak {peak:.0f} MiB, weights {weights:.0f} MiB"
+    print(f"{dtype} {quantization}: {told}")
     assert peak < bare + weights + ALLOWED_MB_WHILE_LOADING

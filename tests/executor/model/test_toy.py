@@ -12,8 +12,8 @@ BLOCK_SIZE = 4
 
 def forward(model, pool, *rows):
     """Logits of each row's last token, [len(rows), VOCAB_SIZE]."""
-    flat = flatten(rows)
-    batch = pack(flat, flat.token_ids, logit_tokens(rows, flat), BLOCK_SIZE)
+    flat = flatten(rows, BLOCK_SIZE)
+    batch = pack(flat, flat.token_ids, logit_tokens(rows, flat))
     return model.forward(pool, batch).numpy()
 
 
@@ -105,8 +105,8 @@ def test_the_end_is_either_due_or_out_of_reach(model, pool):
 
 
 def test_no_wanted_logits_are_no_rows(model, pool):
-    flat = flatten([row((65,), 0, (0,))])
-    batch = pack(flat, flat.token_ids, np.zeros(0, np.int64), BLOCK_SIZE)
+    flat = flatten([row((65,), 0, (0,))], BLOCK_SIZE)
+    batch = pack(flat, flat.token_ids, np.zeros(0, np.int64))
     assert model.forward(pool, batch).shape == (0, VOCAB_SIZE)
     assert pool[0, 0].tolist() == [65, 0]
 

@@ -32,19 +32,27 @@ float as_stored(float x, bool is_bf16) { return is_bf16 ? to_float(narrow(x)) : 
 struct Weight {  // plain and packed
     std::vector<float> plain;
     std::vector<uint32_t> packed;
+    std::vector<float> scales;
     Matrix matrix;
 
-    Weight(int64_t outputs, int64_t inputs, bool is_bf16)
+    Weight(int64_t outputs, int64_t inputs, bool is_bf16, bool is_int8)
         : plain(random_numbers(outputs * inputs, 1.5f / std::sqrt((float)inputs))) {
         std::vector<bf16> narrow_plain(plain.size());
         for (size_t i = 0; i < plain.size(); i++) {
             plain[i] = as_stored(plain[i], is_bf16);
             narrow_plain[i] = narrow(plain[i]);
         }
-        packed.resize(splitflap_packed_size(is_bf16, outputs, inputs));
         const void* from = is_bf16 ? (const void*)narrow_plain.data() : plain.data();
+        if (is_int8) {
+            packed.resize(splitflap_int8_size(outputs, inputs) / 4);
+            scales.resize(splitflap_int8_scales(outputs));
+            splitflap_pack_int8(is_bf16, from, outputs, inputs, packed.data(), scales.data());
+            matrix = {packed.data(), nullptr, outputs, inputs, scales.data()};
+            return;
+        }
+        packed.resize(splitflap_packed_size(is_bf16, outputs, inputs));
         splitflap_pack(is_bf16, from, outputs, inputs, packed.data());
-        matrix = {packed.data(), nullptr, outputs, inputs};
+        matrix = {packed.data(), nullptr, outputs, inputs, nullptr};
     }
 
     std::vector<double> times(const std::vector<double>& x) const {
@@ -56,20 +64,20 @@ struct Weight {  // plain and packed
 };
 
 struct Model {
-    bool is_bf16;
-    Weight embedding{VOCAB, HIDDEN, is_bf16};
+    bool is_bf16, is_int8;
+    Weight embedding{VOCAB, HIDDEN, is_bf16, is_int8};
     std::vector<Weight> weights;
     std::vector<std::vector<float>> norms;
     std::vector<float> frequencies;
     std::vector<Layer> layers;
     Decoder decoder;
 
-    explicit Model(bool is_bf16) : is_bf16(is_bf16) {
+    Model(bool is_bf16, bool is_int8) : is_bf16(is_bf16), is_int8(is_int8) {
         for (int64_t l = 0; l < LAYERS; l++) {
-            weights.emplace_back(QKV, HIDDEN, is_bf16);
-            weights.emplace_back(HIDDEN, HEADS * D, is_bf16);
-            weights.emplace_back(2 * INNER, HIDDEN, is_bf16);
-            weights.emplace_back(HIDDEN, INNER, is_bf16);
+            weights.emplace_back(QKV, HIDDEN, is_bf16, is_int8);
+            weights.emplace_back(HIDDEN, HEADS * D, is_bf16, is_int8);
+            weights.emplace_back(2 * INNER, HIDDEN, is_bf16, is_int8);
+            weights.emplace_back(HIDDEN, INNER, is_bf16, is_int8);
         }
         for (int64_t n = 0; n < 2 * LAYERS + 1; n++) norms.push_back(random_numbers(HIDDEN, .2f, 1));
         for (int64_t i = 0; i < D / 2; i++) frequencies.push_back(std::pow(1e4f, -2.f * i / D));
@@ -180,19 +188,23 @@ struct Model {
 }  // namespace
 
 int main() {
-    printf("%d lanes, bfloat16 dot product: %s\n", LANES, DOTS_BF16 ? "yes" : "no");
+    printf("%d lanes, dot product of bfloat16: %s, of int8: %s\n", LANES, DOTS_BF16 ? "yes" : "no",
+           DOTS_INT8 ? "yes" : "no");
     bool is_right = true;
     struct Kind {
         bool is_bf16;
         Numbers numbers;
         const char* name;
         double most;
+        bool is_int8 = false;
     };
     for (Kind kind : {Kind{false, FLOAT32, "float32", 1e-5}, Kind{true, BFLOAT16, "bfloat16", 0.05},
                       Kind{false, BFLOAT16, "float32 over bfloat16", 0.03},
                       Kind{false, INT8, "float32 over int8", 0.05},
-                      Kind{true, INT8, "bfloat16 over int8", 0.07}}) {
-        const Model model(kind.is_bf16);
+                      Kind{true, INT8, "bfloat16 over int8", 0.07},
+                      Kind{false, FLOAT32, "float32, int8 weights", 0.1, true},
+                      Kind{true, BFLOAT16, "bfloat16, int8 weights", 0.1, true}}) {
+        const Model model(kind.is_bf16, kind.is_int8);
         for (int64_t length : {1, 7, 40, 290}) {
             if (kind.numbers != (kind.is_bf16 ? BFLOAT16 : FLOAT32) && length == 7) continue;
             std::vector<int64_t> ids;

@@ -11,7 +11,10 @@ pytestmark = pytest.mark.triton
 
 WANTED = {
     "80": ("decode", "prefill", "decode e4m3", "write e4m3"),
-    "90": ("decode", "prefill", "decode e4m3", "write", "write e4m3", "copy", "sample"),
+    "90": (
+        *("decode", "prefill", "decode e4m3", "decode float32", "prefill float32"),
+        *("write", "write e4m3", "copy", "sample"),
+    ),
     "100": ("decode", "prefill"),
     "gfx942": ("decode", "prefill", "decode e4m3", "sample"),
 }

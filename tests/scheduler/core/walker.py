@@ -204,7 +204,11 @@ class Walker:
             self.happened["submit again"] += 1
 
     def beat(self, gateway):
-        names = [name for name in self.owners.keys() - self.away if self.owners[name] == gateway]
+        names = [
+            name
+            for name, owner in self.owners.items()
+            if owner == gateway and name not in self.away
+        ]
         self.house.beat(*names, gateway=gateway)
 
     def turn_deaf(self, gateway):
@@ -248,7 +252,7 @@ class Walker:
     def restart(self):
         """The scheduler dies; its gateways submit what they hold to the next one."""
         self._count()
-        for name in list(self.away):
+        for name in sorted(self.away):
             self._forget(name)
         self.seen_plans, self.searched = 0, set()
         old, self.house = self.house, House(**{**self.settings, "join": False})
@@ -273,7 +277,7 @@ class Walker:
     def tick(self, seconds):
         self._count()
         self.house.tick(seconds)
-        for name in [name for name in self.away if self.house.status(name) is None]:
+        for name in [name for name in sorted(self.away) if self.house.status(name) is None]:
             self._forget(name)
             self.happened["expired"] += 1
         for request in self.house.core.book:
