@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.scheduler import server as server_module
 from services.scheduler.gauges import SchedulerCollector
 from shared.errors import ErrorCode
 from shared.ids import Boot
@@ -30,7 +31,17 @@ from shared.messages import (
 )
 from shared.metrics import REGISTRY
 from shared.sampling import SamplingParams
-from tests.scheduler.world import READY, SUBMIT, hear, run_plan, say, until
+from tests.scheduler.world import READY, SUBMIT, World, hear, run_plan, say, until
+
+
+@pytest.fixture
+async def world(tmp_path, monkeypatch):
+    """One plan in flight: the executors here answer one after the other."""
+    monkeypatch.setattr(server_module, "TICK_S", 0.01)
+    world = World(tmp_path, plans_in_flight=1)
+    yield world
+    await world.close()
+
 
 NAN = float("nan")
 
