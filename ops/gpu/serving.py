@@ -66,10 +66,10 @@ class Step:
 
     @property
     def begun(self) -> Event:
-        """When the device came to it. Raises: ValueError if it ran on the CPU."""
-        if self.marks is None:
-            raise ValueError("a step of the CPU has no marks")
-        return self.marks.begun
+        """When the device came to its forward pass. Raises: ValueError if it ran none."""
+        if self.marks is None or self.marks.passing is None:
+            raise ValueError("a step of the CPU, or without rows, has no marks of a forward pass")
+        return self.marks.passing
 
     @property
     def ended(self) -> Event:

@@ -17,11 +17,16 @@ from shared.messages import PREVIOUS, RowError, Sampled, StepPlan, StepResult, S
 
 @dataclass(slots=True)
 class Marks:
-    """Points of a step in the streams. `moved` is the end of its swaps, if there are any."""
+    """Points of a step in the streams. `moved` is the end of its swaps, if there are any.
+
+    `passing` is where its forward pass was put in: what the device waited for the host to lay the
+    step out is before it, and no part of the pass.
+    """
 
     begun: Event
     may_copy: Event | None = None
     copied: Event | None = None
+    passing: Event | None = None
     computed: Event | None = None
     drawn: Event | None = None
     moves_begun: Event | None = None
@@ -130,6 +135,6 @@ class GpuStep:
         return StepTimings(
             swap_s=seconds(marks.moves_begun, marks.moved),
             copy_s=seconds(marks.may_copy, marks.copied),
-            forward_s=seconds(marks.copied, marks.computed),
+            forward_s=seconds(marks.passing, marks.computed),
             sample_s=seconds(marks.computed, marks.drawn) + read_s,
         )

@@ -190,6 +190,7 @@ class GpuRunner:
                 there,
             ))  # fmt: skip
 
+        marks.passing = compute.record()
         compute.run(pass_forward)
         marks.computed = compute.record()
         compute.run(lambda: self._draw(step, *made.pop()))

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from services.executor.gpu import streams as streams_module
+from services.executor.gpu.parcel import Parcel
 from shared.messages import PREVIOUS, Move, Score
 from shared.sampling import DrawParams
 from tests.executor.gpu.machines import gpu, plain
@@ -139,3 +141,20 @@ def test_in_half_precision_graphs_and_eager_steps_agree(dtype, kv_dtype):
     by_graph, eager = (gpu(sizes, dtype=dtype, kv_dtype=kv_dtype) for sizes in ((4,), ()))
     assert tokens(by_graph.run(*story())) == tokens(eager.run(*story()))
     assert by_graph.runner.graphs.num_replayed == 4
+
+
+@pytest.mark.parametrize("graph_rows", [(), (4,)], ids=["eager", "graphs"])
+def test_laying_a_step_out_is_no_part_of_its_forward_pass(graph_rows, monkeypatch):
+    """By a clock that stands still but for an hour each time that a step is packed."""
+    now = [0.0]
+    monkeypatch.setattr(streams_module.time, "perf_counter", lambda: now[0])
+    packed = Parcel.write
+
+    def slowly(parcel, host):
+        now[0] += 3600
+        packed(parcel, host)
+
+    monkeypatch.setattr(Parcel, "write", slowly)
+    results = gpu(graph_rows).run(*story())
+    assert now[0] >= 3600 * len(results)
+    assert {result.timings.forward_s for result in results} == {0.0}
