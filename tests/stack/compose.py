@@ -75,6 +75,19 @@ class Project:
         """Ids of those that run."""
         return self.engine("ps", "--quiet", *_labelled(project=self.name, service=service))
 
+    def remove(self):
+        """Everything that is its own, down to the volumes."""
+        for service in ("proxy", "gateway"):  # podman-compose knows of the first two gateways only
+            gone = self.engine(
+                "ps", "--all", "--quiet", *_labelled(project=self.name, service=service)
+            )
+            if gone:
+                self.engine("rm", "--force", *gone)
+        self.compose("down", "--volumes")
+        for kind in ("ps --all", "volume ls"):
+            left = self.engine(*kind.split(), "--quiet", *_labelled(project=self.name))
+            assert not left, f"{kind}: {left}"
+
     def scale(self, num_gateways):
         """Until so many gateways run and are watched."""
         self.compose("up", "-d", "--no-build", "--scale", f"gateway={num_gateways}", *WANTED)
@@ -115,9 +128,7 @@ def project(command, folder, settings):
         until(up.is_ready, "ready through the proxy", READY_WITHIN_S)
         yield up
     finally:
-        for gateway in up.containers(service="gateway"):  # podman-compose knows of the first two
-            up.engine("rm", "--force", *up.containers(service="proxy"), gateway)
-        up.compose("down", "--volumes")
+        up.remove()
 
 
 def _labelled(**labels):
