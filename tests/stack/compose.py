@@ -18,6 +18,7 @@ from tests.stack.stack import ROOT, fetch, free_port, until
 BUILT_WITHIN_S = 1800
 READY_WITHIN_S = 300
 SEEN_WITHIN_S = 60  # some times what DNS and Prometheus need
+_METRICS = "import urllib.request as it; print(it.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 KNOWN = ((["docker", "compose"], ["docker", "info"]), (["podman-compose"], ["podman", "info"]))
 
 
@@ -74,6 +75,16 @@ class Project:
     def containers(self, *, service):
         """Ids of those that run."""
         return self.engine("ps", "--quiet", *_labelled(project=self.name, service=service))
+
+    def metric_of(self, container, name):
+        """What it says itself, at this moment."""
+        words = self.engine("exec", container, "python", "-c", _METRICS)
+        *_, last = (at for at, word in enumerate(words) if word == f"splitflap:{name}")
+        return float(words[last + 1])  # two comments name it before
+
+    def metric(self, service, name):
+        """The sum over a service's containers."""
+        return sum(self.metric_of(one, name) for one in self.containers(service=service))
 
     def remove(self):
         """Everything that is its own, down to the volumes."""
