@@ -41,6 +41,7 @@ from services.scheduler.report import report_every_so_often
 from services.scheduler.step_seconds import StepSeconds
 from shared.curve import server_keys
 from shared.errors import InvariantBroken, WireError
+from shared.garbage import collect_seldom
 from shared.ids import Boot
 from shared.links import Router
 from shared.liveness import HEARTBEAT_S, SILENCE_S, new_boot
@@ -393,6 +394,7 @@ async def serve(settings: SchedulerSettings) -> None:
         page = await serve_metrics(settings.metrics_address) if settings.metrics_address else None
         _log.info("scheduler_listens", requests=settings.request_endpoint,
                   steps=settings.step_endpoint)  # fmt: skip
+        collect_seldom()
         work = asyncio.create_task(server.run())
         waiting = asyncio.create_task(stop.wait())
         try:
