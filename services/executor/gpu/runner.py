@@ -52,6 +52,7 @@ class GpuRunner:
         max_model_len: the longest sequence.
         drawing: of the CPU's sampler, for the rows that only it knows; NumPy if it is None.
         graph_rows: numbers of rows that have CUDA graphs, ascending.
+    Raises: InvariantBroken if a block is not one piece of memory in both pools.
     """
 
     def __init__(
@@ -63,12 +64,17 @@ class GpuRunner:
         drawing: Drawing | None = None,
         graph_rows: Sequence[int] = GRAPH_ROWS,
     ) -> None:
+        if not (pools.gpu.is_contiguous() and pools.cpu.is_contiguous()):
+            raise InvariantBroken(
+                "a block of a layer-major pool is not one piece of memory, and a GPU's runner "
+                "moves each in one copy: make the pools block-major"
+            )
         self._model = model
         self._pools = pools
         self._streams = streams
         self._sampler = Sampler(drawing)
         self._layout = layout_of(model)
-        self._drawn = torch.full((MOST_DRAWS,), -1, dtype=torch.int32, device=streams.device)
+        self._drawn = drawn_tokens(streams.device)
         self.graphs = DecodeGraphs(
             *(model, pools.gpu, self._layout, streams, self._drawn),
             *(max_model_len, pools.block_size, graph_rows),
@@ -210,6 +216,11 @@ class GpuRunner:
             asked = logits.index_select(0, there["host_logits"])
             step.logits_read = streams.host(tuple(asked.shape), torch.float32)
             step.logits_read.copy_(asked, non_blocking=True)
+
+
+def drawn_tokens(device: torch.device) -> Tensor:
+    """[MOST_DRAWS] int32, there: room for what a step draws. -1: nothing was."""
+    return torch.full((MOST_DRAWS,), -1, dtype=torch.int32, device=device)
 
 
 def layout_of(model: Llama) -> StepLayout:
