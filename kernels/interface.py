@@ -56,7 +56,7 @@ class PoolSpec:
         return self.block_size * token_bytes(self.shape, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PackedBatch:
     """All rows of one step, packed end to end; prefill and decode rows mix freely.
 

@@ -28,7 +28,7 @@ class StreamPosition:
 
 
 class Activity(StrEnum):
-    """What a scheduler that is ready is doing. STALLED: no step has come back for too long."""
+    """What a scheduler that is ready is doing. STALLED: no step has come back for long."""
 
     IDLE = "idle"
     BUSY = "busy"

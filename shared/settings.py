@@ -194,6 +194,13 @@ class SchedulerSettings(CommonSettings):
     plans_in_flight: Annotated[int, Field(ge=1, le=2)] = Field(
         2, description="steps sent ahead of their results, 1 or 2"
     )
+    step_timeout: Seconds = Field(
+        60.0,
+        description=(
+            "seconds without the result of a step after which its executor is given up, or ten "
+            "times what the step should take, if that is longer"
+        ),
+    )
     stream_ttl: Seconds = Field(
         300.0, description="seconds for which a stream without a reader is kept for who comes back"
     )

@@ -3,6 +3,7 @@
 Nothing here asks which GPU it is but the choice of tiles, and whether the hardware knows e4m3.
 """
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -80,7 +81,10 @@ class TritonKernels:
         kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.dtype = dtype
-        self.kv_dtypes = tuple(dict.fromkeys((dtype, torch.bfloat16, E4M3)))
+        # No bfloat16 under float16: it rounds numbers near float16's greatest, 65,504, to what is
+        # infinite when attention takes them as float16 again, and it is no smaller.
+        narrower = (E4M3,) if dtype == torch.float16 else (torch.bfloat16, E4M3)
+        self.kv_dtypes = tuple(dict.fromkeys((dtype, *narrower)))
         self._gpu = gpu
         self._layout = layout
         self._kv_scales = kv_scales
@@ -220,8 +224,8 @@ class TritonKernels:
         group = heads // pool.shape[2]
         decode, prefill = self._tiles(head_dim, group, queries.element_size(), pool.element_size())
         key = (heads, head_dim, group, window, decode, prefill)
-        if self._step is None or self._step.batch is not batch:
-            self._step = _Step(batch, {})
+        if self._step is None or self._step.batch() is not batch:
+            self._step = _Step(weakref.ref(batch, self._forget), {})
         if key not in self._step.works:
             work = step_work(
                 batch.row_starts.tolist(),
@@ -238,12 +242,17 @@ class TritonKernels:
             )
         return self._step.works[key]
 
+    def _forget(self, batch: "weakref.ref[PackedBatch]") -> None:
+        """Nobody has the batch any more: its work goes with it."""
+        if self._step is not None and self._step.batch is batch:
+            self._step = None
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """The batch at hand, and its work by (heads, head_dim, group, window, tiles)."""
 
-    batch: PackedBatch
+    batch: "weakref.ref[PackedBatch]"
     works: dict[tuple[int, int, int, int, Tile, Tile], tuple[DeviceWork, ...]]
 
 

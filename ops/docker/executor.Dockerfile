@@ -8,7 +8,7 @@
 ARG BASE=docker.io/library/python:3.11-slim
 
 FROM ${BASE} AS base
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ \
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ tini \
  && rm -rf /var/lib/apt/lists/*
 
 FROM base AS build
@@ -48,4 +48,5 @@ VOLUME /run/splitflap /var/cache/huggingface /var/cache/splitflap
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "/opt/splitflap/healthy.py", "9100", "/metrics"]
-ENTRYPOINT ["splitflap", "executor"]
+# Its guard kills it if it stands still, and the kernel lets nobody in a container kill process 1.
+ENTRYPOINT ["tini", "--", "splitflap", "executor"]

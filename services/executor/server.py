@@ -31,6 +31,7 @@ from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
 from services.executor.swap_space import SwapPlan, SwapWishes, plan_swap_space
 from shared.curve import client_keys
 from shared.errors import SplitflapError, StartError
+from shared.guard import Guard
 from shared.liveness import new_boot
 from shared.logs import get_logger
 from shared.messages import Costs, ExecutorReady, StepPlan
@@ -53,7 +54,7 @@ _log = get_logger("executor")
 class Executor:
     """One executor life. `run` belongs to the thread that computes; `stop` may come from any."""
 
-    def __init__(self, settings: ExecutorSettings) -> None:
+    def __init__(self, settings: ExecutorSettings, guard: Guard | None = None) -> None:
         self._settings = settings
         self._boot = new_boot()
         self._errands: SimpleQueue[Errand] = SimpleQueue()
@@ -63,6 +64,7 @@ class Executor:
             self._errands,
             settings.metrics_address,
             client_keys(settings.curve_key_dir, "executor"),
+            guard,
         )
         self.is_loading = True
 
@@ -298,7 +300,7 @@ def serve(settings: ExecutorSettings) -> None:
 
     Raises: StartError if it cannot start as configured.
     """
-    executor = Executor(settings)
+    executor = Executor(settings, Guard("executor", settings.log_format))
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         executor.stop()

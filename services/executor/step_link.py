@@ -14,6 +14,7 @@ import uvloop
 
 from services.executor.adoption import Adoption
 from shared.curve import ClientKeys
+from shared.guard import LOADING_S, STANDSTILL_S, Guard
 from shared.ids import Boot
 from shared.links import Dealer
 from shared.liveness import HEARTBEAT_S
@@ -69,6 +70,7 @@ class StepLink:
         errands: where plans and news go, in the order they came.
         metrics_address: serve /metrics there, if given.
         keys: CURVE keys, if the scheduler has any.
+        guard: who ends this process if it stands still, if anybody; beaten to with every heartbeat.
     """
 
     def __init__(
@@ -78,12 +80,15 @@ class StepLink:
         errands: "SimpleQueue[Errand]",
         metrics_address: tuple[str, int] | None = None,
         keys: ClientKeys | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._boot = boot
         self._errands = errands
         self._metrics_address = metrics_address
         self._keys = keys
+        self._guard = guard
+        self._is_draining = False
         self._phase = "starting"
         self._ready: ExecutorReady | None = None
         self._adoption = Adoption(checked_at=time.monotonic())
@@ -175,8 +180,11 @@ class StepLink:
             if why:
                 self._tell_lost(why)
             self._dealer.send(Heartbeat(self._boot, self._phase))
-            if self._ready is not None and self._adoption.scheduler is None:
+            is_free = self._adoption.scheduler is None and not self._is_draining
+            if self._ready is not None and is_free:
                 self._dealer.send(self._ready)
+            if self._guard is not None and not self._is_draining:
+                self._guard.beat(LOADING_S if self._ready is None else STANDSTILL_S)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _receive(self) -> None:
@@ -195,8 +203,14 @@ class StepLink:
                 case StepPlan():
                     self._take(message)
                 case Drain():
-                    _log.info("draining")
-                    self._errands.put(Stop())
+                    self._drain()
+
+    def _drain(self) -> None:
+        """End, as soon as the main thread can; if it hangs in a step, the guard ends it."""
+        if not self._is_draining:
+            self._is_draining = True  # from now on no beat
+            _log.warning("draining", why="told by the scheduler", killed_after_s=STANDSTILL_S)
+            self._errands.put(Stop())
 
     def _take(self, plan: StepPlan) -> None:
         if plan.boot != self._adoption.scheduler:

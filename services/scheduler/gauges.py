@@ -151,6 +151,7 @@ class SchedulerCollector(Collector):
         yield _total("streams_evicted", "Streams there was no room for", counters.streams_evicted)
         yield _total("executors_adopted", "Executors taken", server.executors_seen)
         yield _total("executor_restarts", "Executors lost", counters.executor_losses)
+        yield _total("step_timeouts", "Of these, for a step that hung", server.overdue.timeouts)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -36,6 +36,7 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
 from services.scheduler.gauges import SchedulerCollector
+from services.scheduler.overdue import Overdue
 from services.scheduler.report import report_every_so_often
 from services.scheduler.step_seconds import StepSeconds
 from shared.curve import server_keys
@@ -53,6 +54,7 @@ from shared.messages import (
     Cancel,
     Detach,
     Done,
+    Drain,
     ExecutorMessage,
     ExecutorReady,
     GatewayMessage,
@@ -71,7 +73,8 @@ from shared.metrics import REGISTRY, count_dropped, serve_metrics
 from shared.settings import SchedulerSettings
 
 TICK_S: Final = 0.1
-STALLED_AFTER_S: Final = 60.0  # without a result of the step that is under way
+LATE_S: Final = 1.0
+"""A tick that comes so late tells of this process, not of its peers."""
 NO_EXECUTOR: Final = "waiting for an executor"
 
 _log = get_logger("scheduler")
@@ -104,6 +107,7 @@ class SchedulerServer:
     step_seconds: StepSeconds = field(default_factory=StepSeconds)
 
     def __post_init__(self) -> None:
+        self.overdue = Overdue(self.settings.step_timeout)
         self.core = Scheduler(
             SchedulerConfig(
                 boot=self.boot,
@@ -129,8 +133,13 @@ class SchedulerServer:
         """What is going on, for gateways to tell."""
         if not self.core.steps.in_flight:
             return Activity.BUSY if self.core.num_waiting else Activity.IDLE
-        is_stalled = self.clock() - self.step_seconds.moved_at > STALLED_AFTER_S
+        standstill_s = self._standstill_s(self.clock())
+        is_stalled = self.overdue.is_early(standstill_s, self.core.steps.expected_s)
         return Activity.STALLED if is_stalled else Activity.BUSY
+
+    def _standstill_s(self, now: float) -> float:
+        """For how long no step has come back, though one is under way."""
+        return now - self.step_seconds.moved_at if self.core.steps.in_flight else 0.0
 
     async def run(self) -> None:
         """Until cancelled; an error in any part ends all."""
@@ -256,6 +265,7 @@ class SchedulerServer:
 
     def _step_failed(self, failed: StepFailed, now: float) -> None:
         _log.error("step_failed", step_id=failed.step_id, message=failed.message)
+        self.step_seconds.refused(failed.step_id, now)
         self.handle(StepRefused(now, failed))
 
     def _adopt(self, peer: bytes, ready: ExecutorReady, now: float) -> None:
@@ -264,6 +274,9 @@ class SchedulerServer:
         if absurd := absurdity_of(ready):
             count_dropped("step", WireError("absurd", absurd))
             _log.error("executor_refused", why=absurd, boot=ready.boot)
+            return
+        if self.overdue.is_given_up(ready.boot):
+            self.steps.send(peer, Drain())  # it has not heard it yet
             return
         if current is not None and current.peer != peer:
             if self.bystanders.is_news(ready.boot, now):
@@ -296,7 +309,17 @@ class SchedulerServer:
         _log.error("executor_lost", why=why)
         self.executor = None
         self.phase = NO_EXECUTOR
+        self.step_seconds.lost()
         self.handle(ExecutorLost(self.clock()))
+
+    def _give_up(self, executor: _Executor, standstill_s: float) -> None:
+        """It lives, maybe, and does not go on: it is to end, and is never taken again.
+
+        Whoever restarts it then brings another one. If it hears nothing, its guard ends it.
+        """
+        self.overdue.give_up(executor.ready.boot)
+        self.steps.send(executor.peer, Drain())
+        self._lose_executor(f"no step came back for {standstill_s:.1f} s (--step-timeout)")
 
     # ----------------------------------------------------------------- time
 
@@ -307,17 +330,38 @@ class SchedulerServer:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             await asyncio.sleep(TICK_S)
-            now = self.clock()
-            if self.executor is not None and now - self.executor.heard_at > SILENCE_S:
+            late_s = loop.time() - began - TICK_S
+            if late_s > LATE_S:
+                self._forgive(late_s)
+            self._look_around(self.clock())
+
+    def _forgive(self, late_s: float) -> None:
+        """This process stood still itself: what its peers said meanwhile is still to be heard."""
+        _log.warning("stood_still", late_s=round(late_s, 1))
+        self.step_seconds.stood_still(late_s)
+        if self.executor is not None:
+            self.executor.heard_at += late_s
+        for gateway in self.gateways:
+            self.gateways[gateway] += late_s
+
+    def _look_around(self, now: float) -> None:
+        """Who has gone?"""
+        standstill_s = self._standstill_s(now)
+        if self.executor is not None:
+            if self.overdue.is_over(standstill_s, self.core.steps.expected_s):
+                self._give_up(self.executor, standstill_s)
+            elif now - self.executor.heard_at > SILENCE_S:
                 self._lose_executor(f"silent for {SILENCE_S:.0f} s")
-            for gateway, heard_at in list(self.gateways.items()):
-                if now - heard_at > SILENCE_S:
-                    del self.gateways[gateway]
-                    _log.warning("gateway_lost", silent_s=round(now - heard_at, 1))
-                    self.handle(GatewayLost(now, gateway))
-            self.handle(Tick(now))
+        for gateway, heard_at in list(self.gateways.items()):
+            if now - heard_at > SILENCE_S:
+                del self.gateways[gateway]
+                _log.warning("gateway_lost", silent_s=round(now - heard_at, 1))
+                self.handle(GatewayLost(now, gateway))
+        self.handle(Tick(now))
 
 
 async def serve(settings: SchedulerSettings) -> None:

@@ -14,21 +14,33 @@ class StepSeconds:
         self.by_part = dict.fromkeys(("swap", "copy", "forward", "sample", "link"), 0.0)
         self._sent: dict[int, float] = {}
         self.moved_at = 0.0
-        """When a step last came back, or was sent while none was under way."""
+        """When a step last came back, or was sent while none was under way: the last progress."""
 
     def sent(self, step_id: int, at: float) -> None:
-        """A plan leaves at `at` (seconds, monotonic); plans of a lost executor are forgotten."""
-        self._sent = {step: when for step, when in self._sent.items() if step == step_id - 1}
+        """A plan leaves at `at` (seconds, monotonic)."""
         self._sent[step_id] = at
         if len(self._sent) == 1:
             self.moved_at = at
 
+    def lost(self) -> None:
+        """The executor is gone, and with it the plans that were sent."""
+        self._sent.clear()
+
+    def refused(self, step_id: int, at: float) -> None:
+        """The executor answered at `at` that it did not run this one."""
+        if self._sent.pop(step_id, None) is not None:
+            self.moved_at = at
+
+    def stood_still(self, seconds: float) -> None:
+        """This process did: so long nobody could have told it of any progress."""
+        self.moved_at += seconds
+
     def returned(self, step_id: int, timings: StepTimings, at: float) -> None:
         """Its result came at `at`."""
-        began_at, self.moved_at = self.moved_at, at
         sent_at = self._sent.pop(step_id, None)
         if sent_at is None:
             return
+        began_at, self.moved_at = self.moved_at, at
         reported = {
             "swap": timings.swap_s,
             "copy": timings.copy_s,

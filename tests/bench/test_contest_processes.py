@@ -16,7 +16,7 @@ from ops.bench.contest.memory import PeakMemory, resident_in_mappings_of, tree
 from ops.bench.contest.recording import Recorded, read, record, write
 from ops.bench.contest.results import Results
 from ops.bench.contest.runners import ServerRunner
-from ops.bench.contest.server_cost import Pools, Span, replay, write_shares
+from ops.bench.contest.server_cost import Pools, Span, replay, serve, write_shares
 from ops.bench.contest.server_process import DidNotStart
 from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
@@ -174,7 +174,7 @@ def test_recorded_plans_are_written_read_and_replayed(tmp_path):
     record(RecordingInterpreter, recorded)
     hands = interpreter(RecordingInterpreter)
     plans = [plan(row((65, 66)), step_id=1), plan(row((67,), first_position=2), step_id=2)]
-    results = [hands.run(one) for one in plans]
+    results = [hands.run(plans[0]), hands.finish(hands.launch(plans[1]))]  # both ways are recorded
     assert not any(isinstance(result, StepFailed) for result in results)
     write(recorded, tmp_path / "plans")
     again = list(read(tmp_path / "plans"))
@@ -184,6 +184,13 @@ def test_recorded_plans_are_written_read_and_replayed(tmp_path):
     seconds = replay(interpreter(), again)
     assert len(seconds) == 2
     assert len(replay(interpreter(), again)) == 2, "a replay can be repeated"
+
+
+def test_a_server_writes_down_the_plans_of_its_load(tmp_path):
+    (span,), _ = serve([load(tmp_path, "A1")], ["--model=toy", "--dtype=auto"], tmp_path)
+    recorded = list(read(tmp_path / "plans"))
+    assert len(span.plans(recorded)) > 64, "a plan for each token of an answer, at least"
+    assert all(one.plan.rows for one in recorded)
 
 
 def test_a_plan_that_fails_in_the_replay_is_told():

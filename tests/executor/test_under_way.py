@@ -10,8 +10,10 @@ from services.executor.host_runner import HostRunner
 from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.toy import ToyModel
+from services.executor.server import Executor
 from shared.messages import PREVIOUS, StepFailed, StepResult
 from tests.executor.plans import LIMITS, plan, row
+from tests.executor.scheduler_side import ANSWERS_WITHIN_S, SchedulerSide
 from tests.executor.test_server import running, settings_for
 
 
@@ -41,9 +43,12 @@ class SlowRunner(HostRunner):
     def __init__(self, model, pools):
         super().__init__(model, pools)
         self.may_end, self.launched, self.error = threading.Event(), [], None
+        self.launch_error = None
 
     def launch(self, plan, flat, before):
         self.launched.append(plan.step_id)
+        if self.launch_error is not None:
+            raise self.launch_error
         return Slow(super().launch(plan, flat, before), self)
 
 
@@ -126,3 +131,36 @@ def test_a_lost_gpu_is_no_failed_plan_but_the_end(hands):
     runner.error = torch.AcceleratorError("CUDA error: an illegal memory access")
     with pytest.raises(torch.AcceleratorError):
         interpreter.finish(first)
+
+
+def test_nor_is_one_that_is_lost_while_a_plan_is_launched(hands):
+    runner, interpreter = hands
+    runner.launch_error = torch.AcceleratorError("CUDA error: an illegal memory access")
+    with pytest.raises(torch.AcceleratorError):
+        interpreter.launch(three()[0])
+    runner.launch_error = MemoryError("no room")  # which loses no more than the plan
+    failed = interpreter.launch(plan(row((70,), 0, (3,), 2), step_id=3)).failed
+    assert failed.message == "MemoryError: no room"
+
+
+async def test_an_executor_whose_gpu_is_lost_ends_for_another_to_start(tmp_path, monkeypatch):
+    made = []
+
+    def interpreter(model, pools, longest, drawing, on_failure, runner):
+        made.append(SlowRunner(model, pools))
+        return Interpreter(model, pools, longest, drawing, on_failure, made[0])
+
+    monkeypatch.setattr("services.executor.server.Interpreter", interpreter)
+    settings = settings_for(tmp_path)
+    executor = Executor(settings)
+    async with SchedulerSide(settings.step_endpoint) as scheduler:
+        task = asyncio.create_task(asyncio.to_thread(executor.run))
+        await scheduler.adopt()
+        await scheduler.until(lambda: made, "its runner")
+        made[0].launch_error = torch.AcceleratorError("CUDA error: an illegal memory access")
+        scheduler.send(three()[0])
+        await asyncio.wait({task}, timeout=ANSWERS_WITHIN_S)
+        executor.stop()
+        with pytest.raises(torch.AcceleratorError):
+            await task
+        assert scheduler.results == []

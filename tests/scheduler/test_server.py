@@ -18,8 +18,10 @@ from shared.messages import (
     Adopt,
     Attach,
     Attached,
+    Costs,
     Detach,
     Done,
+    Drain,
     Finished,
     Heartbeat,
     Refused,
@@ -261,11 +263,8 @@ async def test_what_it_is_doing_is_told_with_its_heartbeats(world):
     assert await told() is Activity.BUSY
     world.now += SILENCE_S - 0.1
     assert await told() is Activity.BUSY
-    for _ in range(30):  # it lives, and its step does not come back
-        world.now += SILENCE_S - 0.1
-        await say(executor, Heartbeat(READY.boot))
-        await until(lambda: world.server.executor.heard_at == world.now)
-        await told()
+    for _ in range(11):  # it lives, and its step does not come back: half the limit is over
+        await beat_on(world, executor, gateway)
     assert await told() is Activity.STALLED
     (sample,) = plan.rows[0].samples
     drawn = (Sampled(sample.sequence_id, 70),)
@@ -275,6 +274,67 @@ async def test_what_it_is_doing_is_told_with_its_heartbeats(world):
     await run_plan(executor)
     await hear(gateway, Finished)
     assert await told() is Activity.IDLE
+
+
+async def beat_on(world, executor, gateway, times=1):
+    """Time goes on, each time almost until silence would tell; both are heard."""
+    for _ in range(times):
+        world.now += SILENCE_S - 0.1
+        await say(gateway, Heartbeat(Boot(9)))
+        await say(executor, Heartbeat(READY.boot))
+        await hear(gateway, Heartbeat)
+        await until(lambda: not world.server.executor or is_heard(world))
+
+
+def is_heard(world):
+    return world.server.executor.heard_at == world.now
+
+
+async def test_an_executor_that_beats_and_does_not_go_on_is_given_up_for_good(world):
+    """Silence never tells: it was heard a moment ago."""
+    gateway, executor = await world.gateway(), await world.executor()
+    await say(gateway, SUBMIT)
+    plan = await hear(executor, StepPlan)
+    await beat_on(world, executor, gateway, times=20)
+    assert total(world, "executor_restarts") == 0
+    await beat_on(world, executor, gateway)
+    await hear(executor, Drain)
+    await until(lambda: world.server.executor is None)
+    assert total(world, "step_timeouts") == total(world, "executor_restarts") == 1
+    await say(executor, READY)  # its link knows nothing of its hanging
+    await hear(executor, Drain)
+    (lost,) = plan.rows[0].samples
+    drawn = (Sampled(lost.sequence_id, 70),)
+    await say(executor, StepResult(plan.boot, plan.step_id, drawn))  # too late
+    another = await world.executor(b"e6", replace(READY, boot=Boot(6)))
+    await run_plan(another, 71)
+    assert (await hear(gateway, Tokens)).items[0].token_ids == (71,)
+    await run_plan(another, 72)
+    await hear(gateway, Finished)
+    assert total(world, "step_timeouts") == 1, "the next one has all the time"
+
+
+async def test_a_step_that_must_take_long_is_not_given_up_for_it(world):
+    slow = replace(READY, costs=Costs(32, 1e9, prefill_tokens_per_s=0.1))  # 30 s for the prompt
+    gateway, executor = await world.gateway(), await world.executor(ready=slow)
+    await say(gateway, SUBMIT)
+    await hear(executor, StepPlan)
+    await beat_on(world, executor, gateway, times=100)  # 290 s
+    assert total(world, "step_timeouts") == 0
+    await beat_on(world, executor, gateway, times=4)
+    await hear(executor, Drain)
+
+
+async def test_having_nothing_to_do_is_no_hang(world):
+    gateway, executor = await world.gateway(), await world.executor()
+    await beat_on(world, executor, gateway, times=25)
+    assert total(world, "executor_restarts") == 0
+
+
+def total(world, name):
+    """One of the scheduler's counters."""
+    names = {metric.name: metric for metric in SchedulerCollector(world.server).collect()}
+    return names[f"splitflap:{name}"].samples[0].value
 
 
 async def test_a_lost_gateways_streams_wait_for_another(world):

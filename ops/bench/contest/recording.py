@@ -3,7 +3,7 @@
     python -m ops.bench.contest.recording FILE up [flags of `splitflap up`]
 
 The supervisor is the real one; only where it would start `services.cli executor`, it starts this
-module, which is the same executor with a recorder around `Interpreter.run`. What is recorded of a
+module, which is the same executor with a recorder around its `Interpreter`. What is recorded of a
 plan is its message, as it is, and when its computing began and ended (time.perf_counter, on Linux
 the same clock in all processes). It is kept in memory and written when the executor ends, so that
 a step costs two looks at the clock more than it does anyway.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from services import cli
-from services.executor.interpreter import Interpreter
+from services.executor.interpreter import Interpreter, Pending
 from shared.codec import decode, encode
 from shared.messages import StepFailed, StepPlan, StepResult
 
@@ -35,16 +35,24 @@ class Recorded:
 
 
 def record(interpreter: type[Interpreter], plans: list[Recorded]) -> None:
-    """From now on every plan that interpreters of this class run is appended to `plans`."""
-    run = interpreter.run
+    """From now on every plan that interpreters of this class carry out is appended to `plans`."""
+    launch, finish = interpreter.launch, interpreter.finish
+    began_s: dict[int, float] = {}
 
-    def recording(self: Interpreter, plan: StepPlan) -> StepResult | StepFailed:
-        began_s = time.perf_counter()
-        result = run(self, plan)
-        plans.append(Recorded(plan, began_s, time.perf_counter()))
+    def launching(self: Interpreter, plan: StepPlan) -> Pending:
+        at_s = time.perf_counter()
+        pending = launch(self, plan)
+        began_s[id(pending)] = at_s
+        return pending
+
+    def finishing(self: Interpreter, pending: Pending) -> StepResult | StepFailed:
+        result = finish(self, pending)
+        ended_s = time.perf_counter()
+        plans.append(Recorded(pending.plan, began_s.pop(id(pending)), ended_s))
         return result
 
-    interpreter.run = recording  # type: ignore[method-assign]
+    interpreter.launch = launching  # type: ignore[method-assign]
+    interpreter.finish = finishing  # type: ignore[method-assign]
 
 
 def write(plans: Sequence[Recorded], path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import uvloop
 
+from kernels.select import select_draws
 from ops.bench.contest.cells import Load, choose
 from ops.bench.contest.contestants import ROOT
 from ops.bench.contest.recording import Recorded, read
@@ -33,6 +34,7 @@ from services.bench.tokens import load_tokens
 from services.executor.interpreter import Interpreter
 from services.executor.kv_pool import KVPools
 from services.executor.model.loader import load_model
+from services.executor.native_drawing import NativeDrawing
 from shared.messages import StepFailed
 from shared.model_source import DEFAULT_MODEL, find_model
 
@@ -93,7 +95,9 @@ class Pools:
             find_model(DEFAULT_MODEL), torch.bfloat16, torch.device("cpu"), lambda _: None
         )
         pools = KVPools(model, self.num_blocks, self.block_size, self.num_swap_blocks)
-        return Interpreter(model, pools, self.max_model_len)
+        draws = select_draws()
+        drawing = None if draws is None else NativeDrawing(draws)
+        return Interpreter(model, pools, self.max_model_len, drawing)
 
 
 def serve(loads: Sequence[Load], flags: Sequence[str], folder: Path) -> tuple[list[Span], str]:

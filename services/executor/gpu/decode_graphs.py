@@ -2,12 +2,12 @@
 
 A graph fixes its memory and its sizes. So there is one for each of some numbers of rows, times some
 numbers of splits a row: a step takes the smallest that holds it, and rows that are missing are
-written nowhere. One that is larger than all, or has a row of several tokens, runs eagerly: with the
-same kernels, and the same bits from attention and draws.
+written nowhere. One that is larger than all (more rows, or more than MOST_ITEMS splits), or has a
+row of several tokens, runs eagerly: with the same kernels, and the same bits from attention and
+draws.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -24,10 +24,11 @@ from shared.geometry import blocks_in
 
 GRAPH_ROWS: Final = (1, 2, 4, *range(8, 257, 8))
 """As vLLM's: beyond 8, so many that nobody computes a quarter too much for long."""
-SPLITS_A_ROW: Final = (1, 4, 16, 64)
-"""On average. A split that is not there costs a program that ends at once."""
+SPLITS_TIMES: Final = 4
+"""From one graph to the next of as many rows. A split that is not there costs a program that ends
+at once."""
 MOST_ITEMS: Final = 4096
-"""Splits in one graph: their unfinished sums are its largest memory."""
+"""Splits in one graph, 2**20 tokens: their unfinished sums are its largest memory."""
 
 _DRAW_BYTES: Final = 64
 """What a draw, or a row for the CPU's sampler, adds to a step."""
@@ -67,6 +68,7 @@ class DecodeGraphs:
         self._drawn = drawn
         self.bounds = all_bounds(sizes, max_model_len)
         self._graphs: dict[Bounds, Job] = {}
+        self._graph_memory = streams.graph_memory()
         self.num_replayed = 0
         if not self.bounds:
             return
@@ -80,11 +82,15 @@ class DecodeGraphs:
         self.logits = torch.zeros(rows, model.shape.vocab_size, device=streams.device)
         self._sums = Sums.of(layout, items, streams.device)
 
-    def capture(self, progress: Progress) -> None:
-        """Capture every graph, the largest first, so that the others fit into its memory."""
-        for done, bounds in enumerate(reversed(self.bounds), start=1):
-            progress(f"capturing graphs, {done} of {len(self.bounds)}")
-            self._graphs[bounds] = self._streams.capture(self._job(bounds))
+    def capture(self, progress: Progress, count: int | None = None) -> None:
+        """Capture the next `count` graphs, or all that are left.
+
+        The largest is the first, so that the others fit into its memory.
+        """
+        left = [bounds for bounds in reversed(self.bounds) if bounds not in self._graphs]
+        for bounds in left[:count]:
+            progress(f"capturing graphs, {len(self._graphs) + 1} of {len(self.bounds)}")
+            self._graphs[bounds] = self._streams.capture(self._job(bounds), self._graph_memory)
 
     def _job(self, bounds: Bounds) -> Job:
         """What a graph does; before, its memory is made that of a step without rows."""
@@ -104,8 +110,9 @@ class DecodeGraphs:
     def lay_out(self, rows: StepRows) -> tuple[Bounds, LaidOut] | None:
         """A step as the smallest graph reads it that holds it; None if there is none."""
         needed = int((-(-rows.context_lengths // SPLIT_TOKENS)).sum())
-        for bounds in self._graphs_by_size():
-            if bounds.rows >= len(rows.context_lengths) and bounds.items >= needed:
+        for bounds in self.bounds:
+            is_large = bounds.rows >= len(rows.context_lengths) and bounds.items >= needed
+            if is_large and bounds in self._graphs:
                 laid = self._layout.lay_out(rows, bounds)
                 if laid is not None:
                     return bounds, laid
@@ -128,9 +135,6 @@ class DecodeGraphs:
     def _fill(self, host: Tensor) -> None:
         self._memory[: len(host)].copy_(host, non_blocking=True)
 
-    def _graphs_by_size(self) -> Sequence[Bounds]:
-        return self.bounds if self._graphs else ()
-
     def _parcel(self, bounds: Bounds) -> Parcel:
         """A step without rows."""
         none = np.zeros(0, np.int64)
@@ -142,13 +146,15 @@ class DecodeGraphs:
 
 
 def all_bounds(sizes: Sequence[int], max_model_len: int) -> list[Bounds]:
-    """Of every graph, the smallest first.
+    """Of every graph, the smallest first: of 1, 4, 16 ... splits a row, up to the longest row's.
 
-    >>> [(one.rows, one.items) for one in all_bounds((1, 256), 1024)]
-    [(1, 1), (1, 4), (256, 256), (256, 1024)]
+    >>> [(one.rows, one.items) for one in all_bounds((1, 256), 2048)]
+    [(1, 1), (1, 4), (1, 8), (256, 256), (256, 1024), (256, 2048)]
     """
     most = -(-max_model_len // SPLIT_TOKENS)
-    splits = [1, *(more for less, more in pairwise(SPLITS_A_ROW) if less < most)]
+    splits = [1]
+    while splits[-1] < most:
+        splits.append(min(SPLITS_TIMES * splits[-1], most))
     found = [Bounds(rows, rows * each) for rows in sizes for each in splits]
     return sorted(
         (bounds for bounds in found if bounds.items <= MOST_ITEMS),

@@ -52,6 +52,7 @@ class GpuRunner:
         max_model_len: the longest sequence.
         drawing: of the CPU's sampler, for the rows that only it knows; NumPy if it is None.
         graph_rows: numbers of rows that have CUDA graphs, ascending.
+    Raises: InvariantBroken if a block is not one piece of memory in both pools.
     """
 
     def __init__(
@@ -63,6 +64,11 @@ class GpuRunner:
         drawing: Drawing | None = None,
         graph_rows: Sequence[int] = GRAPH_ROWS,
     ) -> None:
+        if not (pools.gpu.is_contiguous() and pools.cpu.is_contiguous()):
+            raise InvariantBroken(
+                "a block of a layer-major pool is not one piece of memory, and a GPU's runner "
+                "moves each in one copy: make the pools block-major"
+            )
         self._model = model
         self._pools = pools
         self._streams = streams

@@ -6,7 +6,7 @@ interpreter, where there is no GPU to wait for. Whoever uses them cannot tell.
 
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -58,11 +58,17 @@ class Streams(Protocol):
         It is given out again only when the copies are done that were under way when it was let go.
         """
 
-    def capture(self, job: Job) -> Job:
+    def graph_memory(self) -> object:
+        """Memory for what graphs compute with, shared by those that are captured with it.
+
+        Only one of them may run at a time; it is given back when the last of them is let go.
+        """
+
+    def capture(self, job: Job, memory: object) -> Job:
         """A job that does again what `job` does on the device now, on the same memory.
 
         `job` must not wait for the device, nor depend on anything but that memory. It runs first,
-        so that everything is compiled.
+        so that everything is compiled. `memory` is one that `graph_memory` made.
         """
 
     def synchronize(self) -> None:
@@ -120,20 +126,23 @@ class CudaStreams:
         self._compute = CudaStream(device)
         self.compute: Stream = self._compute
         self.transfer: Stream = CudaStream(device)
-        self._graph_memory = torch.cuda.graph_pool_handle()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Pinned. torch's allocator of pinned memory knows which copies are under way."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def capture(self, job: Job) -> Job:
-        """A CUDA graph; all graphs share their memory, as only one runs at a time."""
+    def graph_memory(self) -> object:
+        """A name that torch's allocator knows the memory by. One that was given back is no more."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, job: Job, memory: object) -> Job:
+        """A CUDA graph."""
         self.compute.run(job)
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with (
             torch.inference_mode(),
-            torch.cuda.graph(graph, pool=self._graph_memory, stream=self._compute.stream),
+            torch.cuda.graph(graph, pool=cast(Any, memory), stream=self._compute.stream),
         ):
             job()
         return graph.replay
@@ -192,7 +201,11 @@ class InlineStreams:
         """Any."""
         return torch.empty(shape, dtype=dtype)
 
-    def capture(self, job: Job) -> Job:
+    def graph_memory(self) -> object:
+        """None: nothing is captured."""
+        return None
+
+    def capture(self, job: Job, memory: object) -> Job:
         """The job itself, once it ran."""
         self.compute.run(job)
         return job

@@ -43,6 +43,13 @@ class MachineCosts:
             num_tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s > 0 else None,
         )
 
+    def expected_s(self, sent: SentPlan) -> float:
+        """Of a plan: its tokens and moves at the two rates; 0 of what is not known."""
+        moved = (len(sent.plan.swap_out) + len(sent.plan.swap_in)) * self.block_bytes
+        swap_s = moved / self.copy_bytes_per_s if self.copy_bytes_per_s > 0 else 0.0
+        rate = self.prefill_tokens_per_s
+        return swap_s + (sent.num_tokens / rate if rate > 0 else 0.0)
+
     def learn(self, sent: SentPlan, timings: StepTimings) -> None:
         """What a plan took. Only steps that are mostly prompts say what a prompt costs."""
         moves = len(sent.plan.swap_out) + len(sent.plan.swap_in)

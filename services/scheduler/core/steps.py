@@ -182,6 +182,13 @@ class Steps:
         _forget_draws(sent)
         return sent
 
+    @property
+    def expected_s(self) -> float:
+        """What the oldest plan in flight should take, in seconds; 0 if there is none."""
+        if self._costs is None or not self.in_flight:
+            return 0.0
+        return self._costs.expected_s(self.in_flight[0])
+
     def learn(self, sent: SentPlan, timings: StepTimings) -> None:
         """What a plan took: estimates are corrected by it."""
         if self._costs is not None:

@@ -67,6 +67,22 @@ def test_the_same_tokens_as_on_the_cpu(graph_rows):
     assert machine.runner.graphs.num_replayed == (4 if graph_rows else 0)
 
 
+def test_more_draws_than_a_graph_has_room_for_are_an_eager_step():
+    """100 answers of one prompt, whose last token is a step of its own: one row, 100 draws."""
+    warm = DrawParams(temperature=0.9)
+    plans = [
+        plan(row((5, 6, 7), 0, (1,), 1, ()), step_id=1),
+        plan(
+            row((8,), 3, (1,), 1, [sample(i, warm, seed=i, index=i) for i in range(100)]),
+            step_id=2,
+        ),
+        plan(row((9,), 3, (1,), 1, [sample(1, warm, seed=1)]), step_id=3),
+    ]
+    machine = gpu((4,))
+    assert tokens(machine.run(*plans)) == tokens(plain().run(*plans))
+    assert machine.runner.graphs.num_replayed == 1
+
+
 def test_rows_whose_logits_are_not_finite_fail_alone_and_what_goes_on_from_them():
     """Sequence 3 attends to a block that nobody wrote, which is NaN."""
     plans = [

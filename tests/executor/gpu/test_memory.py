@@ -48,3 +48,12 @@ def test_graphs_for_every_size_and_length():
     assert {one.rows for one in bounds} == set(decode_graphs.GRAPH_ROWS)
     assert max(one.items for one in bounds) == decode_graphs.MOST_ITEMS
     assert decode_graphs.all_bounds((), 4096) == []
+
+
+@pytest.mark.parametrize("longest", [300, 5000, 131_072, 1_000_000])
+def test_a_row_of_any_length_has_a_graph(longest):
+    """Up to MOST_ITEMS splits; and none is larger than the longest row needs."""
+    splits = -(-longest // decode_graphs.SPLIT_TOKENS)
+    bounds = decode_graphs.all_bounds(decode_graphs.GRAPH_ROWS, longest)
+    assert max(one.items for one in bounds if one.rows == 1) == splits
+    assert max(one.items // one.rows for one in bounds) == splits

@@ -102,10 +102,21 @@ def test_a_swap_out_and_in(dtype: torch.dtype) -> None:
 
 def test_what_the_kernels_cannot_read_is_not_allocated() -> None:
     kernels = TritonKernels(torch.float16, Gpu())
-    assert kernels.kv_dtypes == (torch.float16, torch.bfloat16, ragged.E4M3)
+    assert kernels.kv_dtypes == (torch.float16, ragged.E4M3)
     for allocate in (kernels.allocate_pool, kernels.allocate_swap_pool):
         with pytest.raises(ValueError, match=r"a pool of torch\.int8"):
             allocate(spec(torch.int8))
+
+
+def test_a_bfloat16_pool_under_float16_is_refused() -> None:
+    """It would keep 65,504, float16's greatest, as 65,536, which float16 has not."""
+    greatest = torch.tensor(torch.finfo(torch.float16).max)
+    assert greatest.bfloat16().half().isinf()
+    kernels = TritonKernels(torch.float16, Gpu())
+    with pytest.raises(ValueError, match=r"a pool of torch\.bfloat16: these kernels store"):
+        kernels.allocate_pool(spec(torch.bfloat16))
+    for wider in (torch.float32, torch.bfloat16):
+        assert torch.bfloat16 in TritonKernels(wider, Gpu()).kv_dtypes
 
 
 def test_nothing_to_do_launches_nothing() -> None:

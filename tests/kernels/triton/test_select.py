@@ -33,8 +33,10 @@ def test_a_gpu_gets_them() -> None:
     assert kernels.name == "triton"
     assert select_kv_dtype(kernels, "auto") == torch.float16
     assert select_kv_dtype(kernels, "fp8_e4m3") == torch.float8_e4m3fn
-    with pytest.raises(StartError, match=r"int8: this device .* auto or bf16 or fp8_e4m3"):
-        select_kv_dtype(kernels, "int8")
+    for name in ("int8", "bf16"):
+        with pytest.raises(StartError, match=rf"{name}: this device .* auto or fp8_e4m3 "):
+            select_kv_dtype(kernels, name)
+    assert select_kv_dtype(select_kernels(CUDA, torch.float32), "bf16") == torch.bfloat16
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,5 +1,7 @@
 """Steps laid out for the device: of their own size, or padded to a graph's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,15 @@ def test_items_name_where_their_table_begins():
     assert laid.arrays["decode_folds_0"].tolist() == [[1, 0, 2, 0]]
     assert laid.num_partials == 2
     assert list(laid.arrays)[-1] == "blocks"
+
+
+@pytest.mark.parametrize("windows", [(0, 100), (100, 0)])
+def test_there_is_room_for_the_sums_of_the_widest_window(windows):
+    """1,000 keys are four splits; the last 100 of them lie in one, which needs no sums."""
+    laid = replace(LAYOUT, windows=windows).lay_out(rows((1000, 1)))
+    assert len(laid.arrays["decode_items_0"]) == 4
+    assert len(laid.arrays["decode_items_100"]) == 1
+    assert laid.num_partials == 4
 
 
 def test_missing_rows_are_written_nowhere_and_attend_to_nothing():
