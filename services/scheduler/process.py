@@ -6,6 +6,7 @@ import signal
 from services.scheduler.gauges import SchedulerCollector
 from services.scheduler.server import SchedulerServer
 from shared.curve import server_keys
+from shared.garbage import collect_seldom
 from shared.guard import Guard
 from shared.links import Router
 from shared.logs import get_logger
@@ -46,6 +47,7 @@ async def serve(settings: SchedulerSettings) -> None:
         page = await serve_metrics(settings.metrics_address) if settings.metrics_address else None
         _log.info("scheduler_listens", requests=settings.request_endpoint,
                   steps=settings.step_endpoint)  # fmt: skip
+        collect_seldom()
         beating = asyncio.create_task(guard.keep_beating())
         work = asyncio.create_task(server.run())
         waiting = asyncio.create_task(stop.wait())
