@@ -6,11 +6,10 @@ byte strings, `Biases` two such strings. Decoding is strict: a wrong version, ta
 a message over the size limit, is a WireError and nothing of it is used.
 """
 
-import sys
+import struct
 import types
-from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Final, NewType, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,6 +23,22 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 _Coder = Callable[[Any], Any]
 _Message = TypeVar("_Message")
+_NEVER: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How values of one type are written and read.
+
+    Values of type `same` are on the wire what they are here, and any other is for `from_wire`. The
+    value `nothing`, () or None, is `nothing_there` on the wire: most values are, and need no call.
+    """
+
+    to_wire: _Coder
+    from_wire: _Coder
+    same: type | None = None
+    nothing: object = _NEVER
+    nothing_there: object = _NEVER
 
 
 def encode(message: object) -> bytes:
@@ -32,10 +47,10 @@ def encode(message: object) -> bytes:
     Raises: WireError if a number does not fit (an id beyond int32, an int beyond 64 bits) or the
     message is over MAX_MESSAGE_BYTES.
     """
-    to_wire, _ = _coders(type(message))
+    form = _form_of(type(message))
     try:
-        frame = msgpack.packb([PROTOCOL_VERSION, type(message).__name__, to_wire(message)])
-    except (OverflowError, ValueError, TypeError) as error:
+        frame = msgpack.packb([PROTOCOL_VERSION, type(message).__name__, form.to_wire(message)])
+    except (OverflowError, ValueError, TypeError, struct.error) as error:
         raise WireError("unencodable", f"{type(message).__name__}: {error}") from error
     if len(frame) > MAX_MESSAGE_BYTES:
         raise WireError("oversized", f"{type(message).__name__} has {len(frame)} bytes")
@@ -66,106 +81,135 @@ def decode(frame: bytes, accepted: Sequence[type[_Message]]) -> _Message:
             break
     else:
         raise WireError("unknown", f"tag {tag[:40]!r} is not expected on this link")
-    _, from_wire = _coders(message_class)
     try:
-        message: _Message = from_wire(body)
+        message: _Message = _form_of(message_class).from_wire(body)
     except (TypeError, ValueError) as error:
         raise WireError("invalid", f"{tag}: {error}") from error
     return message
 
 
-_known: dict[type, tuple[_Coder, _Coder]] = {}
+_known: dict[type, _Form] = {}
 
 
-def _coders(message_class: type) -> tuple[_Coder, _Coder]:
-    """(to_wire, from_wire) of a dataclass, built once from its annotations."""
+def _form_of(message_class: type) -> _Form:
+    """That of a dataclass, built once from its annotations."""
     if message_class not in _known:
-        _known[message_class] = _build_coders(message_class)
+        _known[message_class] = _build_form(message_class)
     return _known[message_class]
 
 
-def _build_coders(message_class: type) -> tuple[_Coder, _Coder]:
+def _build_form(message_class: type) -> _Form:
+    """A step's messages have some thousand fields: what can be done for all of them at once, is."""
     if not is_dataclass(message_class):
         raise InvariantBroken(f"{message_class!r} is no message")
     constructor: Callable[..., Any] = message_class
     hints = get_type_hints(message_class, include_extras=True)
-    names = [field.name for field in fields(message_class)]
-    coders = [_coder(hints[name]) for name in names]
-    encoders = [(name, to_wire) for name, (to_wire, _) in zip(names, coders, strict=True)]
-    decoders = [(name, from_wire) for name, (_, from_wire) in zip(names, coders, strict=True)]
+    forms = {field.name: _form(hints[field.name]) for field in fields(message_class)}
+    names = list(forms)
+    same = [(i, form.same, form.from_wire) for i, form in enumerate(forms.values()) if form.same]
+    floats = [i for i, form in enumerate(forms.values()) if form.same is float]
+    others = [
+        (i, form.nothing, form.nothing_there, form.to_wire, form.from_wire)
+        for i, form in enumerate(forms.values())
+        if form.same is None
+    ]
 
     def to_wire(message: Any) -> list[Any]:
-        return [encoder(getattr(message, name)) for name, encoder in encoders]
+        values = [getattr(message, name) for name in names]
+        for i in floats:
+            values[i] = float(values[i])
+        for i, nothing, nothing_there, write, _ in others:
+            value = values[i]
+            values[i] = nothing_there if value is nothing else write(value)
+        return values
 
     def from_wire(body: Any) -> Any:
-        if type(body) is not list or len(body) != len(decoders):
+        if type(body) is not list or len(body) != len(forms):
             count = len(body) if type(body) is list else type(body).__name__
-            raise ValueError(f"{message_class.__name__} has {len(decoders)} fields, not {count}")
-        values = []
-        for (name, decoder), value in zip(decoders, body, strict=True):
-            try:
-                values.append(decoder(value))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{name}: {error}") from None
-        return constructor(*values)
+            raise ValueError(f"{message_class.__name__} has {len(forms)} fields, not {count}")
+        values = body.copy()
+        try:
+            for i, kind, read in same:
+                if type(values[i]) is not kind:
+                    values[i] = read(values[i])
+            for i, nothing, nothing_there, _, read in others:
+                value = values[i]
+                values[i] = nothing if value == nothing_there else read(value)
+            return constructor(*values)
+        except (TypeError, ValueError, struct.error) as error:
+            raise ValueError(_blamed(forms, body) or str(error)) from None
 
-    return to_wire, from_wire
+    return _Form(to_wire, from_wire)
 
 
-def _coder(hint: Any) -> tuple[_Coder, _Coder]:
-    """(to_wire, from_wire) of one annotation."""
+def _blamed(forms: dict[str, _Form], body: list[Any]) -> str:
+    """Which field cannot be read, and why."""
+    for (name, form), value in zip(forms.items(), body, strict=True):
+        try:
+            form.from_wire(value)
+        except (TypeError, ValueError, struct.error) as error:
+            return f"{name}: {error}"
+    return ""
+
+
+def _form(hint: Any) -> _Form:
+    """That of one annotation."""
     if hint == Ids:
-        return _ids_to_wire, _ids_from_wire
+        return _Form(_ids_to_wire, _ids_from_wire, nothing=(), nothing_there=b"")
     if hint == Biases:
-        return _biases_to_wire, _biases_from_wire
+        return _Form(_biases_to_wire, _biases_from_wire, nothing=(), nothing_there=[b"", b""])
     if isinstance(hint, NewType):
-        return _coder(hint.__supertype__)
+        return _form(hint.__supertype__)
     origin = get_origin(hint)
     if origin is types.UnionType:
         return _optional(hint)
     if origin is tuple:
         return _tuple(hint)
     if isinstance(hint, type) and is_dataclass(hint):
-        return _coders(hint)
+        return _form_of(hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return str, lambda value: hint(_exactly(str, value))
+        return _Form(str, lambda value: hint(_exactly(str, value)))
     if hint is float:
-        return float, _float_from_wire
+        return _Form(float, _float_from_wire, same=float)
     if hint in (int, str, bool, bytes):
-        return _same, lambda value: _exactly(hint, value)
+        return _Form(_same, lambda value: _exactly(hint, value), same=hint)
     raise InvariantBroken(f"no wire form for {hint!r}")
 
 
-def _optional(hint: Any) -> tuple[_Coder, _Coder]:
+def _optional(hint: Any) -> _Form:
     inner = [part for part in get_args(hint) if part is not types.NoneType]
     if len(inner) != 1:
         raise InvariantBroken(f"no wire form for the union {hint!r}")
-    to_wire, from_wire = _coder(inner[0])
-    return (
+    to_wire, from_wire = (form := _form(inner[0])).to_wire, form.from_wire
+    return _Form(
         lambda value: None if value is None else to_wire(value),
         lambda value: None if value is None else from_wire(value),
+        nothing=None,
+        nothing_there=None,
     )
 
 
-def _tuple(hint: Any) -> tuple[_Coder, _Coder]:
+def _tuple(hint: Any) -> _Form:
     arguments = get_args(hint)
     if arguments == (float, Ellipsis):
-        return _floats_to_wire, _floats_from_wire
+        return _Form(_floats_to_wire, _floats_from_wire, nothing=(), nothing_there=[])
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        to_wire, from_wire = _coder(arguments[0])
-        return (
+        to_wire, from_wire = (form := _form(arguments[0])).to_wire, form.from_wire
+        return _Form(
             lambda value: [to_wire(item) for item in value],
             lambda value: tuple([from_wire(item) for item in _exactly(list, value)]),
+            nothing=(),
+            nothing_there=[],
         )
-    coders = [_coder(argument) for argument in arguments]
+    forms = [_form(argument) for argument in arguments]
 
     def fixed_from_wire(value: Any) -> tuple[Any, ...]:
-        if len(_exactly(list, value)) != len(coders):
-            raise ValueError(f"takes {len(coders)} items, not {len(value)}")
-        return tuple([from_wire(item) for (_, from_wire), item in zip(coders, value, strict=True)])
+        if len(_exactly(list, value)) != len(forms):
+            raise ValueError(f"takes {len(forms)} items, not {len(value)}")
+        return tuple([form.from_wire(item) for form, item in zip(forms, value, strict=True)])
 
-    return (
-        lambda value: [to_wire(item) for (to_wire, _), item in zip(coders, value, strict=True)],
+    return _Form(
+        lambda value: [form.to_wire(item) for form, item in zip(forms, value, strict=True)],
         fixed_from_wire,
     )
 
@@ -197,36 +241,31 @@ def _floats_from_wire(value: Any) -> tuple[float, ...]:
     return tuple(map(_float_from_wire, value))
 
 
+_FEW: Final = tuple([struct.Struct(f"<{count}i") for count in range(257)])
+
+
+def _int32s(count: int) -> struct.Struct:
+    return _FEW[count] if count < len(_FEW) else struct.Struct(f"<{count}i")
+
+
 def _ids_to_wire(ids: tuple[int, ...]) -> bytes:
-    return _little_endian(array("i", ids)).tobytes()
+    return _int32s(len(ids)).pack(*ids)
 
 
 def _ids_from_wire(value: Any) -> tuple[int, ...]:
-    return tuple(_numbers("i", value))
+    return _int32s(len(_exactly(bytes, value)) // 4).unpack(value)
 
 
 def _biases_to_wire(biases: tuple[tuple[int, float], ...]) -> list[bytes]:
     ids, numbers = zip(*biases, strict=True) if biases else ((), ())
-    return [_ids_to_wire(ids), _little_endian(array("d", numbers)).tobytes()]
+    return [_ids_to_wire(ids), struct.pack(f"<{len(numbers)}d", *numbers)]
 
 
 def _biases_from_wire(value: Any) -> tuple[tuple[int, float], ...]:
     if len(_exactly(list, value)) != 2:
         raise ValueError(f"takes ids and numbers, not {len(value)} items")
-    ids, numbers = _numbers("i", value[0]), _numbers("d", value[1])
+    ids = _ids_from_wire(value[0])
+    numbers = struct.unpack(f"<{len(_exactly(bytes, value[1])) // 8}d", value[1])
     if len(ids) != len(numbers):
         raise ValueError(f"{len(ids)} ids and {len(numbers)} numbers")
     return tuple(zip(ids, numbers, strict=True))
-
-
-def _numbers(kind: str, value: Any) -> "array[Any]":
-    numbers: array[Any] = array(kind)
-    numbers.frombytes(_exactly(bytes, value))
-    return _little_endian(numbers)
-
-
-def _little_endian(numbers: "array[Any]") -> "array[Any]":
-    """From the wire's order to this machine's, or back."""
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers

@@ -105,14 +105,15 @@ async def _warm_up(client: Client, maker: BodyMaker, plan: Planned) -> None:
 
 async def _until_done_or_interrupted(load: "asyncio.Future[None]") -> bool:
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
         loop.add_signal_handler(number, load.cancel)
     try:
         await asyncio.wait([load])
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)  # which leaves the system's default behind
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if load.cancelled():
         return True
     await load

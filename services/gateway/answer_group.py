@@ -3,13 +3,14 @@
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from services.gateway.answer_stream import AnswerStream, Piece
 from services.gateway.link import SchedulerLink
+from services.gateway.news import News
 from shared.errors import ErrorCode
 from shared.messages import Refused, Submit
 
@@ -57,7 +58,7 @@ class AnswerGroup:
         self._fresh: dict[int, None] = {}
         self._unaccepted: set[int] = set()
         self._refused: StreamRefused | None = None
-        self._news = asyncio.Event()
+        self._news = News()
 
     @property
     def streams(self) -> Sequence[AnswerStream]:
@@ -85,40 +86,37 @@ class AnswerGroup:
 
         Raises: StreamRefused.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._unaccepted:
-                    await self._wait()
-        except TimeoutError:
-            return False
-        self._raise_if_refused()
+        until = time.monotonic() + timeout_s
+        while self._unaccepted:
+            if not await self._some(until):
+                return False
+        if self._refused is not None:
+            raise self._refused
         return True
 
     async def wait_settled(self, timeout_s: float) -> bool:
         """Whether it is known in time what was cached, and what each request cost."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not all(stream.is_settled for stream in self._streams):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return False
+        until = time.monotonic() + timeout_s
+        while not all(stream.is_settled for stream in self._streams):
+            if not await self._news.wait(until):
+                return False
         return True
 
-    async def next(self, timeout_s: float | None = None) -> list[tuple[int, Piece]]:
-        """What is new, with the number of its request; none if nothing came in `timeout_s`.
+    async def next(self, until: float = math.inf) -> list[tuple[int, Piece]]:
+        """What is new, with the number of its request; none if nothing came by then (monotonic s).
 
         Raises: StreamRefused after all that came before it.
         """
         if self._fresh:
             await asyncio.sleep(0)  # the turn of others
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (pieces := self._take(_PIECES_A_TURN)):
-                    await self._wait()
-        except TimeoutError:
-            return []
+        while not (pieces := self._take(_PIECES_A_TURN)):
+            if not await self._some(until):
+                return []
         return pieces
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._news.close()
 
     def rest(self) -> list[tuple[int, Piece]]:
         """All that is here and not read yet; for an answer that ends with an error."""
@@ -132,34 +130,33 @@ class AnswerGroup:
             pieces += [(number, piece) for piece in self._streams[number].take()]
         return pieces
 
-    async def _wait(self) -> None:
-        self._raise_if_refused()
-        self._news.clear()
-        try:
-            async with asyncio.timeout(self._patience_s()):
-                await self._news.wait()
-        except TimeoutError:
-            self._give_up()
+    def _some(self, until: float) -> Awaitable[bool]:
+        """Whether there may be something new; False if it is `until`. Raises: StreamRefused."""
+        if self._refused is not None:
+            raise self._refused
+        return self._news.wait(until) if self._deadline is None else self._in_time(until)
 
-    def _patience_s(self) -> float | None:
-        """How long to wait for news; None: for ever."""
+    async def _in_time(self, until: float) -> bool:
+        if not await self._news.wait(min(until, self._gives_up_at)):
+            self._give_up()
+            return time.monotonic() < until
+        return True
+
+    @property
+    def _gives_up_at(self) -> float:
+        """When to wait for the scheduler's word no longer (monotonic seconds)."""
         if self._deadline is None:
-            return None
-        grace_s = _GRACE_S if self._link.scheduler.is_heard else 0.0
-        return max(0.0, self._deadline.at + grace_s - time.monotonic())
+            return math.inf
+        return self._deadline.at + (_GRACE_S if self._link.scheduler.is_heard else 0.0)
 
     def _give_up(self) -> None:
         """The deadline has passed, unless the scheduler was lost or came back meanwhile."""
-        if self._deadline is None or self._patience_s():
+        if self._deadline is None or time.monotonic() < self._gives_up_at:
             return
         waits_for = self._link.scheduler.phase or "its tokens"
         why = f"deadline_s of {self._deadline.deadline_s:g} s passed ({waits_for})"
         for stream in self._streams:
             self._link.give_up(stream, ErrorCode.DEADLINE, why)
-
-    def _raise_if_refused(self) -> None:
-        if self._refused is not None:
-            raise self._refused
 
     def _on_news(self, number: int) -> None:
         stream = self._streams[number]
@@ -168,4 +165,4 @@ class AnswerGroup:
         if stream.refusal is not None and self._refused is None:
             self._refused = StreamRefused(stream.refusal, number)
         self._fresh[number] = None
-        self._news.set()
+        self._news.come()

@@ -98,6 +98,9 @@ class AnswerStream:
             len(submit.prompt) == 1
         )
         self._prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+        self._wants_logprobs = (
+            submit.sampling.logprobs is not None or submit.sampling.prompt_logprobs is not None
+        )
         self.num_cached: int | None = None
         """Prompt tokens that were found in the cache, once a scheduler said so."""
         self.bill: KVBill | None = None
@@ -167,15 +170,14 @@ class AnswerStream:
             return pieces
         for index, sequence in enumerate(self._sequences):
             if sequence.has_news:
-                new = slice(sequence.taken, None)
-                sequence.taken = len(sequence.token_ids)
-                sequence.is_reported = sequence.is_complete
+                taken, sequence.taken = sequence.taken, len(sequence.token_ids)
+                sequence.is_reported = is_complete = sequence.is_complete
                 pieces.append(
                     Piece(
                         index,
-                        sequence.token_ids[new],
-                        sequence.finished if sequence.is_complete else None,
-                        sequence.logprobs[new],
+                        sequence.token_ids[taken:],
+                        sequence.finished if is_complete else None,
+                        sequence.logprobs[taken:],
                         self._prompt_logprobs,
                     )
                 )
@@ -203,12 +205,13 @@ class AnswerStream:
         have = len(sequence.token_ids)
         if run.start > have:
             return False
-        if not self._has_asked_logprobs(run):
+        if self._wants_logprobs and not self._has_asked_logprobs(run):
             self.fail(ErrorCode.INTERNAL, _NO_LOGPROBS)
             return True
         is_news = False
-        is_whole = len(run.prompt_logprobs) == len(self.submit.prompt) - 1
-        if is_whole and not self._has_prompt_logprobs:
+        if not self._has_prompt_logprobs and (
+            len(run.prompt_logprobs) == len(self.submit.prompt) - 1
+        ):
             self._prompt_logprobs = run.prompt_logprobs
             self._has_prompt_logprobs = True
             is_news = True

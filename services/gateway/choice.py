@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from services.gateway import failures
 from services.gateway.answer_stream import Piece
@@ -11,6 +12,8 @@ from services.gateway.choice_text import ChoiceText
 from services.gateway.logprob_fields import PlacedTokens
 from shared.messages import Finished, PositionLogprobs
 from shared.sampling import FinishReason
+
+_NO_PLACES: Final = PlacedTokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +91,16 @@ class Choice:
         self._token_ids += piece.token_ids[:num_new]
         if self._rules.has_logprobs:
             self._logprobs += piece.logprobs[:num_new]
-        if self._text.matched is None and piece.finished is not None:
-            if piece.finished.reason is FinishReason.ERROR:
-                raise failures.of_finish(piece.finished)
+        finished = piece.finished
+        if finished is not None and self._text.matched is None:
+            if finished.reason is FinishReason.ERROR:
+                raise failures.of_finish(finished)
             self._add(self._text.finish())
-        if self._text.matched is not None:
-            self.ending = Ending("stop", self._text.matched)
-            self.needs_stop = piece.finished is None
-        elif piece.finished is not None:
-            self.ending = self._ending_of(piece.finished)
+        if (matched := self._text.matched) is not None:
+            self.ending = Ending("stop", matched)
+            self.needs_stop = finished is None
+        elif finished is not None:
+            self.ending = self._ending_of(finished)
 
     def break_off(self) -> bool:
         """The answer ends here by an error: nothing is held back. Whether there is more to tell."""
@@ -106,10 +110,12 @@ class Choice:
 
     def delta(self) -> Delta:
         """All that is new since the last call."""
-        count = self._num_ready
-        token_ids, self._token_ids = self._token_ids[:count], self._token_ids[count:]
-        placed = PlacedTokens()
-        if self._rules.has_logprobs:
+        if not self._rules.has_logprobs:
+            token_ids, self._token_ids = self._token_ids, []
+            placed = _NO_PLACES
+        else:
+            count = self._num_ready
+            token_ids, self._token_ids = self._token_ids[:count], self._token_ids[count:]
             logprobs, self._logprobs = self._logprobs[:count], self._logprobs[count:]
             first = self._rules.first_offset
             offsets = [first + offset for offset in self._text.take_offsets()]

@@ -51,9 +51,8 @@ class ChoiceText:
         rules = self._rules
         if self._scanner is None and not rules.has_offsets:
             self.num_tokens += len(token_ids)
-            return self._detokenizer.feed(
-                token_id for token_id in token_ids if token_id not in rules.silent_ids
-            )
+            silent_ids = rules.silent_ids
+            return self._detokenizer.feed([one for one in token_ids if one not in silent_ids])
         parts = []
         for token_id in token_ids:
             if self.matched is not None:

@@ -1,11 +1,9 @@
 """Token ids to text, as they come, never half a character."""
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable
 
 from services.gateway.tokenizer import Tokenizer
-
-_Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -18,29 +16,33 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes_of = tokenizer.bytes_of
-        self._decoder = _Decoder("replace")
+        self._half = b""
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete."""
-        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+        new = self._half + b"".join(map(self._bytes_of, token_ids))
+        text, num_read = utf_8_decode(new, "replace", False)
+        self._half = new[num_read:]
+        return text
 
     @property
     def holds_half(self) -> bool:
         """Whether the first bytes of a character wait for its last."""
-        return bool(self._decoder.getstate()[0])
+        return bool(self._half)
 
     def breaks_off(self, token_id: int) -> bool:
         """Whether this token, if it comes next, leaves a half character behind it: a U+FFFD."""
         begin = self._bytes_of(token_id)[:1]
         if not begin or not self.holds_half:
             return False
-        half, _ = self._decoder.getstate()
         try:
-            _Decoder().decode(half + begin)
+            utf_8_decode(self._half + begin, "strict", False)
         except UnicodeDecodeError:
             return True
         return False
 
     def flush(self) -> str:
         """The text ended: a half character still held becomes one U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+        text, _ = utf_8_decode(self._half, "replace", True)
+        self._half = b""
+        return text

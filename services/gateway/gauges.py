@@ -4,6 +4,7 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.gateway.histogram import TokenHistogram
 from shared.metrics import PREFIX, REGISTRY
 
 _LATENCY_S: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0,
@@ -29,11 +30,11 @@ TIME_TO_FIRST_TOKEN: Final = Histogram(
     buckets=_LATENCY_S,
     registry=REGISTRY,
 )
-INTER_TOKEN_LATENCY: Final = Histogram(
+INTER_TOKEN_LATENCY: Final = TokenHistogram(
     PREFIX + "inter_token_latency_seconds",
     "Between deliveries of tokens of one choice",
-    buckets=_LATENCY_S,
-    registry=REGISTRY,
+    _LATENCY_S,
+    REGISTRY,
 )
 E2E_LATENCY: Final = Histogram(
     PREFIX + "e2e_request_latency_seconds",

@@ -132,6 +132,7 @@ class Generation:
     def release(self) -> None:
         """Tell the scheduler that nobody reads any more, and whether somebody may come again."""
         keeps = self._keeps
+        self._group.close()
         for stream in self._group.streams:
             self._link.release(stream, keeps=keeps, is_told=self._is_told)
         if keeps and not self._is_told:
@@ -269,11 +270,12 @@ class Generation:
         sent_at = time.monotonic()
         try:
             while not progress.is_over:
-                wait_s = max(0.0, sent_at + ping_interval_s - time.monotonic())
-                pieces = await self._group.next(wait_s)
+                pieces = await self._group.next(sent_at + ping_interval_s)
+                writer.begin()
                 is_told = await self._tell_pieces(writer, events, pieces)
                 if not is_told and time.monotonic() - sent_at >= ping_interval_s:
-                    is_told = await writer.tell([sse.PING])  # nothing came, or no text yet
+                    await writer.tell([sse.PING])  # nothing came, or no text yet
+                    is_told = True
                 if is_told:
                     await writer.flush()
                     sent_at = time.monotonic()
@@ -297,7 +299,10 @@ class Generation:
             index = self._begun.index_of(number, piece)
             self._times.observe(index, piece)
             try:
-                is_told |= await writer.tell(events.of(index, piece))
+                for portion in events.of(index, piece):
+                    is_told = True
+                    if writer.add(portion):
+                        await writer.pause()
             except failures.Failure as failure:
                 failed = failed or failure
             self._stop_if_cut(number, index, piece)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 PORTION: Final = 128  # items; with 20 log-probabilities each some milliseconds of work
 _TURN_S: Final = 0.005
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class LongList:
@@ -39,13 +40,22 @@ class Turn:
     """A share of the event loop, for work that is done in portions."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """The others have just had theirs."""
         self._ends = time.monotonic() + _TURN_S
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this one has lasted."""
+        return time.monotonic() >= self._ends
+
     async def give(self) -> None:
-        """Let the others have theirs, if this one has lasted."""
-        if time.monotonic() >= self._ends:
+        """Let the others have theirs, if this one is over."""
+        if self.is_over:
             await asyncio.sleep(0)
-            self._ends = time.monotonic() + _TURN_S
+            self.begin()
 
 
 def portions(value: Any) -> Iterator[str]:
@@ -72,4 +82,4 @@ def is_long(value: Any) -> bool:
 
 def dumps(value: Any) -> str:
     """`value` as short as it can be."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)

@@ -58,17 +58,27 @@ class StreamWriter:
         self._pending: list[bytes] = []
         self._num_pending = 0
 
-    async def tell(self, portions: Iterable[bytes]) -> bool:
-        """More of it, or nothing; whether there was any."""
-        is_any = False
+    def begin(self) -> None:
+        """Its reader has waited: the others have had their turns."""
+        self._turn.begin()
+
+    def add(self, portion: bytes) -> bool:
+        """A portion more; whether it is time to `pause`."""
+        self._pending.append(portion)
+        self._num_pending += len(portion)
+        return self._num_pending >= _CHUNK_BYTES or self._turn.is_over
+
+    async def pause(self) -> None:
+        """Send what has come to a chunk; let the others have their turns."""
+        if self._num_pending >= _CHUNK_BYTES:
+            await self.flush()
+        await self._turn.give()
+
+    async def tell(self, portions: Iterable[bytes]) -> None:
+        """More of it, or nothing."""
         for portion in portions:
-            is_any = True
-            self._pending.append(portion)
-            self._num_pending += len(portion)
-            if self._num_pending >= _CHUNK_BYTES:
-                await self.flush()
-            await self._turn.give()
-        return is_any
+            if self.add(portion):
+                await self.pause()
 
     async def flush(self) -> None:
         """Send what was gathered."""

@@ -19,20 +19,22 @@ _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 def event(fields: Mapping[str, Any], event_id: str | None = None) -> bytes:
     """One event; `event_id` is what a client gives back to go on from here."""
-    return f"{_head(event_id)}data: {_on_one_line(dumps(fields))}\n\n".encode()
+    return f"{id_line(event_id)}data: {on_one_line(dumps(fields))}\n\n".encode()
 
 
 def event_portions(fields: Mapping[str, Any], event_id: str | None = None) -> Iterator[bytes]:
     """The same, of fields that hold a `LongList`."""
-    yield f"{_head(event_id)}data: ".encode()
+    yield f"{id_line(event_id)}data: ".encode()
     for portion in portions(fields):
-        yield _on_one_line(portion).encode()
+        yield on_one_line(portion).encode()
     yield b"\n\n"
 
 
-def _head(event_id: str | None) -> str:
+def id_line(event_id: str | None) -> str:
+    """What an event begins with."""
     return "" if event_id is None else f"id: {event_id}\n"
 
 
-def _on_one_line(text: str) -> str:
+def on_one_line(text: str) -> str:
+    """JSON as it may stand in an event, in which no reader sees the end of a line."""
     return text if text.isascii() else text.translate(_LINE_ENDS)

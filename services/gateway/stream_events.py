@@ -14,6 +14,7 @@ from services.gateway.event_id import Place, Told, last_event_id
 from services.gateway.json_portions import LongList, is_long
 from services.gateway.logprob_fields import LogprobFields
 from services.gateway.progress import Progress
+from services.gateway.text_event import TextEvent
 from services.gateway.token_names import TokenNames
 from services.gateway.tokenizer import Tokenizer
 from shared.ids import Ids
@@ -54,13 +55,18 @@ class StreamEvents:
         }
         """Choices of which the client has more than the tokens fed so far have let out."""
         self._num_told = sum(place.num_tokens for place in self._known.values())
+        options = call.stream
+        self._opens_later = call.echo and call.sampling.logprobs is not None
+        """Whether the first events wait for what the scheduler sends with the first token."""
+        self._is_plain = not (
+            call.return_token_ids
+            or call.sampling.logprobs is not None
+            or (options is not None and options.include_usage and options.continuous_usage)
+        )
+        """Whether the events between a choice's first and last tell its text alone."""
+        self._text_events: dict[int, TextEvent] = {}
         self._unopened = {index for index, place in enumerate(places) if not place.is_open}
         """Choices whose first event is still to come."""
-
-    @property
-    def _opens_later(self) -> bool:
-        """Whether the first events wait for what the scheduler sends with the first token."""
-        return self._call.echo and self._call.sampling.logprobs is not None
 
     def _awaits_prompt(self, index: int) -> bool:
         return self._opens_later and index in self._unopened
@@ -165,6 +171,8 @@ class StreamEvents:
         self._num_told += len(delta.token_ids)
         state = "e" if is_last else "t" if is_cut or choice.ending is not None else ""
         self._positions[index] = f"{choice.num_tokens}{state}"
+        if self._is_plain and not is_last and index not in self._unopened:
+            return (self._text_event(index).of(delta.text, self._positions),)
         logprobs = self._logprobs.of(delta.placed)
         extras = {"token_ids": delta.token_ids} if self._call.return_token_ids else {}
         if is_last and choice.ending is not None:
@@ -182,15 +190,27 @@ class StreamEvents:
             if self._call.return_token_ids:
                 where = extras if self._answer.endpoint == "chat" else choice
                 where["prompt_token_ids"] = self._prompt_ids(index)
-        options = self._call.stream
-        if options is not None and options.include_usage:
-            num_prompt_tokens = self._progress.num_prompt_tokens
-            usage = usage_fields(num_prompt_tokens, self._num_told)
-            extras["usage"] = usage if options.continuous_usage else None
+        extras.update(self._usage_so_far())
         if not is_long(choice):
             return (self._answer.event(self._answer.chunk((choice,), **extras), self._positions),)
         chunk = self._answer.chunk(LongList((choice,), at_a_time=1), **extras)
         return self._answer.event_portions(chunk, self._positions)
+
+    def _text_event(self, index: int) -> TextEvent:
+        event = self._text_events.get(index)
+        if event is None:
+            event = TextEvent(self._answer, index, self._usage_so_far())
+            self._text_events[index] = event
+        return event
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """What stands beside the choices for who asked for the usage."""
+        options = self._call.stream
+        if options is None or not options.include_usage:
+            return {}
+        if not options.continuous_usage:
+            return {"usage": None}
+        return {"usage": usage_fields(self._progress.num_prompt_tokens, self._num_told)}
 
 
 def _places(told: Told | None, num_choices: int) -> Sequence[Place]:

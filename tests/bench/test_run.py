@@ -167,6 +167,26 @@ async def test_an_interrupt_keeps_what_there_is():
     assert len(server.asked) == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_after_a_run_a_signal_means_what_it_meant_before(number):
+    """Or a contest ended by SIGTERM between two loads would leave its servers behind."""
+    heard = []
+
+    def hear(number, _frame):
+        heard.append(number)
+
+    before = signal.signal(number, hear)
+    try:
+        async with serving() as server:
+            await bench(server, "--num-prompts", "1")
+        assert signal.getsignal(number) is hear
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)  # a turn in which the handler runs
+    finally:
+        signal.signal(number, before)
+    assert heard == [number]
+
+
 async def test_a_failed_warm_up_is_said_and_not_counted(capsys):
     answers = iter([(500, "cold"), whole()])
     async with serving(lambda _: next(answers)) as server:

@@ -63,6 +63,8 @@ class Reader:
     answer: http.client.HTTPResponse
     chunks: list = field(default_factory=list)
     last_id: str = ""
+    """Of the last event that came whole."""
+    next_id: str = ""
     is_done: bool = False
 
     def read(self, most=None):
@@ -72,11 +74,12 @@ class Reader:
             while (most is None or count < most) and (line := self.answer.readline()):
                 name, _, value = line.decode().rstrip("\n").partition(": ")
                 if name == "id":
-                    self.last_id = value
+                    self.next_id = value
                 elif name == "data" and value == "[DONE]":
                     self.is_done = True
                 elif name == "data":
                     self.chunks.append(json.loads(value))
+                    self.last_id = self.next_id
                     count += 1
         if most is None:
             self.close()
