@@ -283,14 +283,15 @@ def serve(settings: ExecutorSettings) -> None:
 
     Raises: StartError if it cannot start as configured.
     """
-    executor = Executor(settings, Guard("executor", settings.log_format))
+    with Guard("executor", settings.log_format) as guard:
+        executor = Executor(settings, guard)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        executor.stop()
-        if executor.is_loading:
-            raise SystemExit(0)
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            executor.stop()
+            if executor.is_loading:
+                raise SystemExit(0)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    executor.run()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        executor.run()
     _log.info("executor_ended")

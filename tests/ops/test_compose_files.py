@@ -175,7 +175,7 @@ def test_what_was_sent_and_not_answered_is_its_clients_to_ask_again():
 
 def test_what_the_proxy_refuses_by_itself_has_the_form_of_the_gateways_errors():
     """Said again in each location: nginx hands no `error_page` down to one that has its own."""
-    assert directives("error_page").count("400 404 405 413 414 494 501 /refused") == 3
+    assert directives("error_page").count("400 404 405 413 414 494 500 501 /refused") == 3
     told = re.findall(r"return \d+ '(.*\"error\".*)\\n';", NGINX)
     assert len(told) == 3
     for text in told:
@@ -187,6 +187,11 @@ def test_the_proxy_does_not_wait_for_ever_for_what_a_client_sends():
     longest_s = GatewaySettings(_cli_parse_args=[]).request_read_timeout_s
     for name in ("client_header_timeout", "client_body_timeout"):
         assert seconds(directives(name)[0]) <= longest_s
+
+
+def test_who_reads_nothing_is_cut_off_by_the_gateway_which_keeps_the_stream():
+    (patience,) = directives("send_timeout")
+    assert seconds(patience) > 2 * GatewaySettings(_cli_parse_args=[]).slow_reader_timeout_s
 
 
 def test_the_proxy_has_tls_once_a_file_is_copied():

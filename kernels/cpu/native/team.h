@@ -154,6 +154,7 @@ class Team {
             } else if (++spins < SPINS) {
                 pause_briefly();
             } else {
+                amx::release();
                 std::unique_lock<std::mutex> lock(bed_);
                 sleepers_.fetch_add(1);
                 while (member >= members_.load() || !has_work()) bell_.wait(lock);
