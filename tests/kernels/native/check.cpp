@@ -1,5 +1,6 @@
-// The native step against plain loops in double precision, draws (draws.h) and teams (teams.h), without
-// Python or torch: for CPUs that only an emulator has here, and for sanitizers. Ends with 0 if all is right.
+// The native step against plain loops in double precision, draws (draws.h) and teams (teams.h),
+// without Python or torch: for CPUs that only an emulator has here, and for sanitizers. Ends with 0
+// if all is right.
 //
 //   aarch64-linux-gnu-g++ -std=c++17 -O3 -static -pthread check.cpp -o check && qemu-aarch64-static check
 //   g++ -std=c++17 -O1 -g -march=native -fsanitize=address,undefined -pthread check.cpp -o check && ./check
