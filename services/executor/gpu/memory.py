@@ -122,6 +122,7 @@ def measure(
     )
     used = memory.total_bytes - memory.free_bytes()
     graphs = _graph_bytes(model, block_size, longest, streams, memory, graph_rows)
+    memory.free_bytes()  # so that what was tried is given back before a pool is made
     return GpuMemory(memory.total_bytes, used, step, graphs)
 
 

@@ -71,10 +71,7 @@ class GpuStart:
         self, pools: KVPools, max_model_len: int, block_bytes: int, drawing: Drawing | None
     ) -> tuple[GpuRunner, Costs]:
         """A runner whose first plan compiles nothing, and what giving way costs by it."""
-        runner = GpuRunner(
-            *(self._model, pools, self._streams, max_model_len, drawing, self._graph_rows)
-        )
-        self._capture(runner)
+        runner = self._captured(pools, max_model_len, drawing)
         self._progress("warming up")
         vocab_size = self._model.shape.vocab_size
         rehearsal = Rehearsal(runner, pools, vocab_size, max_model_len)
@@ -82,11 +79,14 @@ class GpuStart:
         self._progress("measuring")
         return runner, rehearsal.costs(block_bytes)
 
-    def _capture(self, runner: GpuRunner) -> None:
-        """The graphs; what they took is told beside what was set aside for them."""
+    def _captured(self, pools: KVPools, max_model_len: int, drawing: Drawing | None) -> GpuRunner:
+        """A runner with its graphs; what they took is told beside what was set aside for them."""
         began = time.monotonic()
         device = CudaMemory(self._streams.device) if self._is_gpu else None
         before = device.free_bytes() if device is not None else 0
+        runner = GpuRunner(
+            *(self._model, pools, self._streams, max_model_len, drawing, self._graph_rows)
+        )
         runner.capture(self._progress)
         taken = before - device.free_bytes() if device is not None else 0
         _log.info(
@@ -94,3 +94,4 @@ class GpuStart:
             set_aside_bytes=self._memory.graphs if self._memory is not None else 0,
             took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
+        return runner
