@@ -17,7 +17,7 @@ def test_no_step_reads_or_writes_where_it_should_not(
 ) -> None:
     program = tmp_path / "check"
     subprocess.run(
-        [compiler(), "-std=c++17", "-O1", "-march=native", "-pthread", "-Wno-psabi",
+        [*compiler(), "-std=c++17", "-O1", "-march=native", "-pthread", "-Wno-psabi",
          "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *flags,
          "-o", program, CHECK],
         check=True, timeout=400,
