@@ -107,7 +107,7 @@ class Limits:
         self._memory.fill_(1)
         source = Path(__file__).with_name("limits.cpp")
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
-            subprocess.run([compiler(), *FLAGS, "-o", file.name, str(source)], check=True)
+            subprocess.run([*compiler(), *FLAGS, "-o", file.name, str(source)], check=True)
             self._native = ctypes.CDLL(file.name)
         self._native.bytes_per_s.restype = self._native.flops_per_s.restype = ctypes.c_double
         self._native.int8_ops_per_s.restype = ctypes.c_double

@@ -1,4 +1,4 @@
-"""`native/check.cpp`: the step without Python, under the sanitizers that Python would not stand."""
+"""`native/check.cpp`: step and draws in C++ alone, under sanitizers that Python would not stand."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_no_step_reads_or_writes_where_it_should_not(
 ) -> None:
     program = tmp_path / "check"
     subprocess.run(
-        [compiler(), "-std=c++17", "-O1", "-march=native", "-pthread", "-Wno-psabi",
+        [*compiler(), "-std=c++17", "-O1", "-march=native", "-pthread", "-Wno-psabi",
          "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *flags,
          "-o", program, CHECK],
         check=True, timeout=400,
@@ -27,3 +27,4 @@ def test_no_step_reads_or_writes_where_it_should_not(
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.count(" equal\n") == 25
+    assert done.stdout.count(" as sorted\n") == 12
