@@ -64,7 +64,7 @@ def _gateway(settings: "GatewaySettings") -> int:
 def _scheduler(settings: "SchedulerSettings") -> int:
     import uvloop
 
-    from services.scheduler.server import serve
+    from services.scheduler.process import serve
 
     uvloop.run(serve(settings))
     return 0

@@ -6,16 +6,19 @@ that it beats to through a pipe, and that kills it when the beats stay away. Who
 dies, `splitflap up` or an engine of containers, then does.
 """
 
+import asyncio
 import contextlib
 import os
 import subprocess
 import sys
-from typing import Final, Literal
+from types import TracebackType
+from typing import Final, Literal, Self
 
 from shared.logs import get_logger
 
 LOADING_S: Final = 60
 """Seconds without a beat that are forgiven while a process starts: it may load and compile."""
+BEAT_S: Final = 1.0
 STANDSTILL_S: Final = 10
 """The same of a process that serves. Whoever talks to it has given it up after 3 s of silence."""
 
@@ -23,7 +26,10 @@ _log = get_logger("guard")
 
 
 class Guard:
-    """Watches the process that makes it, until that ends. `beat` may be called from any thread."""
+    """Watches the process that makes it, until that ends or closes it.
+
+    `beat` may be called from any thread, but not after `close`.
+    """
 
     def __init__(self, service: str, log_format: Literal["console", "json"] = "console") -> None:
         """Start it. The first beat is owed within `LOADING_S`."""
@@ -54,3 +60,26 @@ class Guard:
         except BrokenPipeError:
             self._is_lost = True
             _log.warning("guard_lost", why="its process has gone; nobody ends this one if it hangs")
+
+    def close(self) -> None:
+        """Nobody watches from now on."""
+        os.close(self._pipe)
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def keep_beating(self) -> None:
+        """Until cancelled, from an event loop: if that is blocked, it stands still too."""
+        while True:
+            self.beat()
+            await asyncio.sleep(BEAT_S)

@@ -3,8 +3,8 @@
     python -m ops.bench.step_speed [--model M] [--dtype bfloat16] [--threads 2] [--cases 1x256,...]
         [--backends native,native/int8]
 
-A back end is `native`, `numba`, or `native+int8` for --quantization int8, with a --kv-cache-dtype
-after a slash if it is not auto.
+A back end is `native`, `vectors` (the same without matrix registers), `numba`, or `native+int8` for
+--quantization int8, with a --kv-cache-dtype after a slash if it is not auto.
 A case is ROWSxCONTEXT (every row decodes one token) or pCONTEXT (one prompt in one piece). Back
 ends take turns, one step each, with rests between, so that whatever else the machine does hits all
 of them; the bandwidth and the peaks are measured between the same steps. A round's floor is the
@@ -29,7 +29,8 @@ import torch
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.memory import advise_huge_pages
 from kernels.cpu.native.backend import NativeKernels
-from kernels.cpu.native.build import FLAGS, compiler
+from kernels.cpu.native.build import FLAGS, compiler, library
+from kernels.cpu.native.library import load as load_library
 from kernels.interface import Kernels, PackedBatch
 from kernels.select import select_kv_dtype
 from services.executor.model.llama import Llama
@@ -42,6 +43,7 @@ REST_S = 0.05
 READ_BYTES = 256 * 2**20
 BACKENDS: dict[str, Callable[[torch.dtype], Kernels]] = {
     "native": NativeKernels,
+    "vectors": lambda dtype: NativeKernels(dtype, load_library(str(library(("-mno-amx-bf16",))))),
     "native+int8": lambda dtype: NativeKernels(dtype, quantization="int8"),
     "numba": CpuKernels,
 }
@@ -105,7 +107,7 @@ class Limits:
         self._memory.fill_(1)
         source = Path(__file__).with_name("limits.cpp")
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
-            subprocess.run([compiler(), *FLAGS, "-o", file.name, str(source)], check=True)
+            subprocess.run([*compiler(), *FLAGS, "-o", file.name, str(source)], check=True)
             self._native = ctypes.CDLL(file.name)
         self._native.bytes_per_s.restype = self._native.flops_per_s.restype = ctypes.c_double
         self._native.int8_ops_per_s.restype = ctypes.c_double

@@ -21,6 +21,8 @@ COPY kernels kernels
 RUN pip --python /opt/splitflap/bin/python install --no-deps .
 
 FROM ${BASE}
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends tini \
+ && rm -rf /var/lib/apt/lists/*
 # Services share the folder of their sockets, and so the user whose folder it is.
 RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin splitflap \
  && install -d -o splitflap -m 700 /run/splitflap
@@ -33,4 +35,5 @@ VOLUME /run/splitflap
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
     CMD ["python", "/opt/splitflap/healthy.py", "9100", "/metrics"]
-ENTRYPOINT ["splitflap", "scheduler"]
+# Its guard kills it if it stands still, and the kernel lets nobody in a container kill process 1.
+ENTRYPOINT ["tini", "--", "splitflap", "scheduler"]

@@ -78,7 +78,7 @@ def run(section: Section) -> None:
                 _judge(section, rate, some)
             for tile in _tiles(some, is_dry=section.is_dry):
                 if section.has_time(f"{some}, {_words(tile)}"):
-                    with section.guarded(f"{some}, {_words(tile)}"):
+                    with section.tried(f"{some}, {_words(tile)}"):
                         _told(section, pool, some, tile)
     for some in _others(llama):
         if section.has_time(str(some)):

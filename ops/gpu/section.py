@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from kernels.triton_gpu.backend import Gpu
 
@@ -72,6 +73,15 @@ class Section:
             self.fault(what, f"{type(error).__name__}: {str(error)[-600:]}")
             if any(sign in str(error) for sign in _LOST):
                 raise GpuLost(what) from error
+
+    @contextmanager
+    def tried(self, what: str) -> Iterator[None]:
+        """As `guarded`, for what need not work: that a GPU has no room for it is told, no more."""
+        with self.guarded(what):
+            try:
+                yield
+            except OutOfResources as error:
+                self.left_out(what, f"no room: {error.name}, {error.required} of {error.limit}")
 
     def of_ceiling(self, value: float, ceiling: str) -> str:
         """`value` as a share of what the ceilings' section measured, in words; nothing if dry."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -18,17 +18,12 @@ from services.executor.kv_pool import KVPools
 from services.executor.model.interface import DecoderModel
 from services.executor.model.toy import ToyModel
 from services.executor.plan_check import BadPlan
+from services.executor.pool_plans import plan_pools
 from services.executor.runner import Runner
 from services.executor.sampler import Drawing
-from services.executor.sizing import (
-    PoolPlan,
-    PoolWishes,
-    available_bytes,
-    logits_bytes,
-    plan_pool,
-)
+from services.executor.sizing import PoolPlan, available_bytes, logits_bytes
 from services.executor.step_link import Errand, Run, StartOver, StepLink, Stop
-from services.executor.swap_space import SwapPlan, SwapWishes, plan_swap_space
+from services.executor.swap_space import SwapPlan
 from shared.curve import client_keys
 from shared.errors import SplitflapError, StartError
 from shared.guard import Guard
@@ -37,6 +32,9 @@ from shared.logs import get_logger
 from shared.messages import Costs, ExecutorReady, StepPlan
 from shared.model_source import ModelSource, find_model
 from shared.settings import ExecutorSettings
+
+if TYPE_CHECKING:
+    from services.executor.gpu.start import GpuStart
 
 _DTYPES: Final = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32
@@ -92,13 +90,12 @@ class Executor:
         source = find_model(settings.model)
         place = place_of(settings, is_toy=source.is_toy)
         model = self._load_model(source, place)
+        gpu = self._gpu(model, place)
         self._link.say("making the pool")
-        plan, swap = self._plan_pools(model, place)
+        plan, swap = self._plan_pools(model, gpu)
         pools = KVPools(model, plan.num_blocks, plan.block_size, swap.num_blocks)
-        self._link.say("measuring")
-        costs = self._measure(model, plan, swap)
         drawing = _fastest_drawing(source)
-        runner = self._gpu_runner(model, pools, plan, drawing, place)
+        runner, costs = self._rehearse(model, pools, plan, drawing, gpu)
         self._link.announce(
             ExecutorReady(
                 boot=self._boot,
@@ -120,21 +117,14 @@ class Executor:
         )  # fmt: skip
         return Interpreter(model, pools, plan.max_model_len, drawing, _tell_failure, runner)
 
-    def _gpu_runner(
-        self,
-        model: DecoderModel,
-        pools: KVPools,
-        plan: PoolPlan,
-        drawing: Drawing | None,
-        place: Place,
-    ) -> Runner | None:
+    def _gpu(self, model: DecoderModel, place: Place) -> "GpuStart | None":
         """What runs plans on a GPU, or as one would; None on the CPU."""
         if place is Place.CPU:
             return None
         # Here, as a CPU needs no Triton.
-        from services.executor.gpu.start import start_runner
+        from services.executor.gpu.start import GpuStart
 
-        return start_runner(model, pools, plan.max_model_len, drawing, place, self._link.say)
+        return GpuStart(model, place, self._link.say)
 
     def _load_model(self, source: ModelSource, place: Place) -> DecoderModel:
         if source.is_toy:
@@ -178,54 +168,47 @@ class Executor:
                 f"{type(error).__name__}: {error}; the log has the story"
             ) from error
 
-    def _plan_pools(self, model: DecoderModel, place: Place) -> tuple[PoolPlan, SwapPlan]:
+    def _plan_pools(self, model: DecoderModel, gpu: "GpuStart | None") -> tuple[PoolPlan, SwapPlan]:
         settings = self._settings
-        wishes = PoolWishes(
-            block_size=settings.block_size,
-            max_model_len=settings.max_model_len,
-            num_blocks=settings.num_gpu_blocks_override,
-            memory_bytes=settings.kv_cache_memory_bytes,
-            takes_all=place is Place.GPU,
-        )
+        gpu_bytes = None
+        if gpu is not None:
+            gpu_bytes = gpu.bytes_for_pool(
+                settings.block_size, settings.max_model_len, settings.gpu_memory_utilization
+            )
         main_bytes = max(0, available_bytes() - logits_bytes(model.shape.vocab_size))
-        free_bytes = self._gpu_bytes(model) if place is Place.GPU else main_bytes
-        plan = plan_pool(
-            wishes, model.kv_bytes_per_token, model.shape.max_position_embeddings, free_bytes
+        plan, swap = plan_pools(
+            *(settings, model.kv_bytes_per_token, model.shape.max_position_embeddings),
+            *(main_bytes, gpu_bytes),
         )
-        swap_wishes = SwapWishes(
-            space_gib=settings.swap_space,
-            is_default="swap_space" not in settings.model_fields_set,
-            num_blocks=settings.num_cpu_blocks_override,
-        )
-        in_main_memory = 0 if place is Place.GPU else plan.pool_bytes
-        swap = plan_swap_space(swap_wishes, plan, main_bytes - in_main_memory)
-        _tell_plans(plan, swap, free_bytes, model)
+        _tell_plans(plan, swap, main_bytes if gpu_bytes is None else gpu_bytes, model)
         return plan, swap
 
-    def _gpu_bytes(self, model: DecoderModel) -> int:
-        """What the KV pool may take of the GPU's memory."""
-        from services.executor.gpu.start import measure_memory
-
-        memory = measure_memory(model, self._settings.block_size, self._settings.max_model_len)
-        _log.info(
-            "gpu_memory", total_bytes=memory.total, used_bytes=memory.used,
-            step_bytes=memory.step, graphs_bytes=memory.graphs,
-        )  # fmt: skip
-        return memory.for_pool(self._settings.gpu_memory_utilization)
-
-    def _measure(self, model: DecoderModel, plan: PoolPlan, swap: SwapPlan) -> Costs:
+    def _rehearse(
+        self,
+        model: DecoderModel,
+        pools: KVPools,
+        plan: PoolPlan,
+        drawing: Drawing | None,
+        gpu: "GpuStart | None",
+    ) -> tuple[Runner | None, Costs]:
+        """The GPU's runner, None on the CPU; and what giving way costs."""
         began = time.monotonic()
-        costs = measure_costs(
-            *(model, plan.block_size, plan.block_bytes, plan.max_model_len),
-            can_swap=swap.num_blocks > 0,
-        )
+        runner: Runner | None = None
+        if gpu is None:
+            self._link.say("measuring")
+            costs = measure_costs(
+                *(model, plan.block_size, plan.block_bytes, plan.max_model_len),
+                can_swap=pools.num_cpu_blocks > 0,
+            )
+        else:
+            runner, costs = gpu.runner(pools, plan.max_model_len, plan.block_bytes, drawing)
         _log.info(
             "costs_measured", block_bytes=costs.block_bytes,
             copy_gb_per_s=round(costs.copy_bytes_per_s / 1e9, 3),
             prefill_tokens_per_s=round(costs.prefill_tokens_per_s),
             took_s=round(time.monotonic() - began, 2),
         )  # fmt: skip
-        return costs
+        return runner, costs
 
     def _work(self, interpreter: Interpreter) -> None:
         pending: deque[tuple[int, Pending]] = deque()
@@ -300,14 +283,15 @@ def serve(settings: ExecutorSettings) -> None:
 
     Raises: StartError if it cannot start as configured.
     """
-    executor = Executor(settings, Guard("executor", settings.log_format))
+    with Guard("executor", settings.log_format) as guard:
+        executor = Executor(settings, guard)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        executor.stop()
-        if executor.is_loading:
-            raise SystemExit(0)
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            executor.stop()
+            if executor.is_loading:
+                raise SystemExit(0)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    executor.run()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        executor.run()
     _log.info("executor_ended")

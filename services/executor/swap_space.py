@@ -1,8 +1,9 @@
 """How many blocks of requests that gave way main memory holds: the CPU pool.
 
 It has the blocks of --num-cpu-blocks-override, or else --swap-space. Its pages are not touched
-before a block is swapped out, so that a server whose requests never give way is no larger for it.
-What the user asked for and does not fit is refused; the default is lowered instead.
+before a block is swapped out, so that a server whose requests never give way is no larger for it;
+but a GPU's are pinned, and there from the start. What the user asked for and does not fit is
+refused; the default is lowered instead.
 """
 
 from dataclasses import dataclass
@@ -48,17 +49,23 @@ class SwapPlan:
         )
 
 
-def plan_swap_space(wishes: SwapWishes, pool: PoolPlan, available_bytes: int) -> SwapPlan:
+def plan_swap_space(
+    wishes: SwapWishes, pool: PoolPlan, available_bytes: int, *, is_pinned: bool = False
+) -> SwapPlan:
     """Size the CPU pool.
 
     Args:
         wishes: the flags.
         pool: the pool whose blocks it takes in.
         available_bytes: main memory that is free beside weights, logits and, without a GPU, `pool`.
+        is_pinned: a GPU's. torch takes pinned memory in powers of two.
     Raises: StartError with what is asked, what is there, and which flag to change.
     """
-    block_bytes, most = pool.block_bytes, available_bytes // pool.block_bytes
     free = f"{available_bytes / _GIB:.2f} GiB are free beside the model and its KV pool"
+    if is_pinned and available_bytes:
+        available_bytes = 1 << (available_bytes.bit_length() - 1)
+        free += f" ({available_bytes / _GIB:.2f} of them pinned, which comes in powers of two)"
+    block_bytes, most = pool.block_bytes, available_bytes // pool.block_bytes
     if wishes.num_blocks is not None:
         if wishes.num_blocks > most:
             raise StartError(

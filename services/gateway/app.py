@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 from aiohttp import web
@@ -26,6 +26,7 @@ from services.gateway.tokenizer import load_tokenizer
 from shared.curve import client_keys
 from shared.errors import StartError
 from shared.garbage import collect_seldom
+from shared.guard import Guard
 from shared.logs import get_logger
 from shared.metrics import serve_metrics
 from shared.model_source import find_model
@@ -192,8 +193,9 @@ async def serve(settings: GatewaySettings) -> None:
 
     Raises: StartError.
     """
-    gateway = Gateway(settings)
-    try:
+    gateway = Gateway(settings)  # may load a tokenizer from far away: nobody watches that
+    async with AsyncExitStack() as exits:
+        exits.push_async_callback(gateway.close)
         leave = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -201,6 +203,8 @@ async def serve(settings: GatewaySettings) -> None:
         if settings.api_key_file is not None:
             loop.add_signal_handler(signal.SIGHUP, gateway.keys.reload)
         await gateway.start()
+        guard = exits.enter_context(Guard("gateway", settings.log_format))
+        exits.callback(asyncio.create_task(guard.keep_beating()).cancel)
         host, port = gateway.address
         collect_seldom()
         _log.info("listening", url=f"http://{host}:{port}", model=settings.model)
@@ -208,8 +212,6 @@ async def serve(settings: GatewaySettings) -> None:
             _log.warning("no_api_keys", host=host, so="whoever reaches this port may ask")
         await gateway.run_until(leave)
         await gateway.drain()
-    finally:
-        await gateway.close()
 
 
 def _cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> StartError:

@@ -1,5 +1,6 @@
 """What a gateway knows of its scheduler: whether it answers, and whether it can serve."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class Readiness:
         self._phase = ""
         self._mismatch = ""
         self._heard_at = self._ready_at = time.monotonic()
+        self._next_beat = asyncio.Event()
         self.activity = Activity.IDLE
         """What the scheduler was doing at its last heartbeat."""
         self.boot: Boot | None = None
@@ -85,8 +87,18 @@ class Readiness:
         """The scheduler said something."""
         self._heard_at = time.monotonic()
 
+    async def next_beat(self, timeout_s: float) -> None:
+        """Until the scheduler says which life it is in: by then all before is known to be of it.
+
+        Raises: TimeoutError.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._next_beat.wait()
+
     def beat(self, heartbeat: Heartbeat) -> bool:
         """The scheduler's heartbeat. True if it is another life than before."""
+        self._next_beat.set()
+        self._next_beat = asyncio.Event()
         self._phase = heartbeat.phase
         self.activity = heartbeat.activity
         is_new = heartbeat.boot != self.boot

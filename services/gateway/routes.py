@@ -37,6 +37,7 @@ from services.gateway.tokenize_routes import TokenizeRoutes
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import ErrorCode, RequestError
 from shared.ids import RequestId
+from shared.liveness import SILENCE_S
 from shared.messages import Activity, Welcome
 from shared.metrics import metrics_page
 from shared.version import VERSION
@@ -126,16 +127,28 @@ class Routes:
         try:
             return await self._streams.go_on(request, call_id, told)
         except failures.Failure as failure:
-            is_gone = failure.code == ErrorCode.UNKNOWN_STREAM and not call_id.endswith(
-                boot_tag(self._welcome().boot)
-            )
-            if not is_gone or not body:
+            is_unknown = failure.code == ErrorCode.UNKNOWN_STREAM
+            if not (is_unknown and body and await self._has_lost_its_scheduler(call_id)):
                 raise
         check_head(request, self._limits.max_body_bytes)
         call = await parsed(body, parse)
         if call.stream is None:
             raise failures.bad_event_id("is one of a stream: set stream to true, as before")
         return await self._answer(request, call, call_id, told)
+
+    async def _has_lost_its_scheduler(self, call_id: RequestId) -> bool:
+        """Whether the scheduler that does not know this stream is not the one that began it.
+
+        A new one may have been asked, and have answered, before it said that it is new.
+        Raises: Failure 503 if it does not say so at all.
+        """
+        scheduler = self._link.scheduler
+        if scheduler.boot is not None and call_id.endswith(boot_tag(scheduler.boot)):
+            try:
+                await scheduler.next_beat(SILENCE_S)
+            except TimeoutError:
+                raise failures.unavailable("the scheduler has fallen silent; try again") from None
+        return scheduler.boot is not None and not call_id.endswith(boot_tag(scheduler.boot))
 
     async def _answer(
         self,

@@ -6,7 +6,6 @@ are alive while their heartbeats come.
 """
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,20 +34,15 @@ from services.scheduler.core.events import (
     UnpinRequested,
 )
 from services.scheduler.core.machine import Scheduler, SchedulerConfig
-from services.scheduler.gauges import SchedulerCollector
 from services.scheduler.overdue import Overdue
 from services.scheduler.report import report_every_so_often
 from services.scheduler.step_seconds import StepSeconds
-from shared.curve import server_keys
 from shared.errors import InvariantBroken, WireError
-from shared.garbage import collect_seldom
 from shared.ids import Boot
 from shared.links import Router
 from shared.liveness import HEARTBEAT_S, SILENCE_S, new_boot
 from shared.logs import get_logger
 from shared.messages import (
-    FROM_EXECUTOR,
-    TO_SCHEDULER,
     Activity,
     Adopt,
     Attach,
@@ -70,7 +64,7 @@ from shared.messages import (
     Unpin,
     Welcome,
 )
-from shared.metrics import REGISTRY, count_dropped, serve_metrics
+from shared.metrics import count_dropped
 from shared.settings import SchedulerSettings
 
 TICK_S: Final = 0.1
@@ -363,47 +357,3 @@ class SchedulerServer:
                 _log.warning("gateway_lost", silent_s=round(now - heard_at, 1))
                 self.handle(GatewayLost(now, gateway))
         self.handle(Tick(now))
-
-
-async def serve(settings: SchedulerSettings) -> None:
-    """Run the scheduler until SIGTERM or SIGINT.
-
-    Raises: StartError if an endpoint or the metrics port cannot be had.
-    """
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with (
-        Router[GatewayMessage](
-            "request",
-            settings.request_endpoint,
-            TO_SCHEDULER,
-            "--request-endpoint",
-            server_keys(settings.curve_key_dir, "gateway"),
-        ) as requests,
-        Router[ExecutorMessage](
-            "step",
-            settings.step_endpoint,
-            FROM_EXECUTOR,
-            "--step-endpoint",
-            server_keys(settings.curve_key_dir, "executor"),
-        ) as steps,
-    ):
-        server = SchedulerServer(settings, requests, steps)
-        REGISTRY.register(SchedulerCollector(server))
-        page = await serve_metrics(settings.metrics_address) if settings.metrics_address else None
-        _log.info("scheduler_listens", requests=settings.request_endpoint,
-                  steps=settings.step_endpoint)  # fmt: skip
-        collect_seldom()
-        work = asyncio.create_task(server.run())
-        waiting = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()  # raises what ended it
-        finally:
-            for task in (work, waiting):
-                task.cancel()
-            await asyncio.gather(work, waiting, return_exceptions=True)
-            if page is not None:
-                await page.cleanup()

@@ -108,6 +108,18 @@ def test_each_alone_is_the_same_to_the_last_bit(name, kind):
             assert drawn == (best if rival == reference[best] else 200)
 
 
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_what_is_taken_for_repeating_is_rounded_once(name):
+    """The sum of both penalties, in float64: its last bit shows where the logit itself is 0."""
+    draw = DrawParams(temperature=0.0, frequency_penalty=0.123, presence_penalty=0.31)
+    for times in range(1, 200):
+        wish = sample(draw=draw, history=(1, *(0,) * times), num_prompt=1)
+        taken = np.float32(times * 0.123 + 0.31)
+        for rival, token in ((-taken, 0), (np.nextafter(-taken, np.float32(9)), 2)):
+            row = np.array([0, -99, rival], np.float32)
+            assert MAKERS[name]().draw([row], [wish], np.zeros(1)) == [token]
+
+
 @pytest.fixture(params=DRAWINGS)
 def sampler(request):
     return Sampler(MAKERS[request.param]())

@@ -111,6 +111,73 @@ def test_rows_may_lie_anywhere(name):
     assert drawn == draw(NumpyDrawing(), rows, wishes, fallen)
 
 
+JUST_BELOW_1 = 1 - 2**-53
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize(
+    ("wish", "count"),
+    [(DrawParams(), 4096), (DrawParams(min_p=1.0), 4096), (DrawParams(top_p=0.5), 2048),
+     (DrawParams(top_k=2048), 2048), (DrawParams(top_k=2048, top_p=0.25), 512)],
+)  # fmt: skip
+def test_where_a_token_begins_the_one_before_has_ended(name, wish, count):
+    """Of equals each has as much of the die: here every border is a number that a die can show."""
+    begins = np.unique([*range(0, count, 64), *range(0, count, 61), count - 1])
+    rows, wishes = [np.zeros(4096, np.float32)] * len(begins), [wish] * len(begins)
+    assert draw(MAKERS[name](), rows, wishes, begins / count) == begins.tolist()
+    before = draw(MAKERS[name](), rows[1:], wishes[1:], begins[1:] / count - 2**-53)
+    assert before == (begins[1:] - 1).tolist()
+    assert draw(MAKERS[name](), rows[:1], [wish], np.array([JUST_BELOW_1])) == [count - 1]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_top_p_of_half_a_unit_more_keeps_one_token_more(name, top_k):
+    logits = np.array([0, -5] if top_k == 0 else [0, -5, -50], np.float32)
+    unit = 2.0 ** (-50 if top_k == 0 else -49)
+    total = 1 + np.rint(float(np.exp(np.float32(-5))) / unit) * unit
+    for more, last in ((-0.5, 0), (0.5, 1)):
+        wish = DrawParams(top_k=top_k, top_p=(1 + more * unit) / total)
+        assert draw(MAKERS[name](), [logits], [wish], np.array([JUST_BELOW_1])) == [last]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("seed", range(12))
+def test_top_p_is_reached_exactly_wherever_the_search_for_it_stops(name, seed):
+    """One unit more than the likely ones have takes the first of the unlikely, who come last."""
+    logits = np.full(4096, -3, np.float32)
+    logits[:2048] = np.sort(np.random.default_rng(seed).uniform(-1.9, 0, 2048))[::-1]
+    logits[0] = 0
+    masses = np.rint(np.exp(logits).astype(np.float64) * 2.0**39)
+    wish = DrawParams(top_p=(masses[:2048].sum() + 1) / masses.sum())
+    assert draw(MAKERS[name](), [logits], [wish], np.array([JUST_BELOW_1])) == [2048]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_a_weight_is_right_to_its_last_bit(name, temperature, top_k):
+    """min-p shows it: as much as the weight keeps the token, by one bit more does not."""
+    below = -np.random.default_rng(1).uniform(0, 20, 1_000).astype(np.float32)
+    weights = np.exp(below / np.float32(temperature))
+    rows = [np.array([0, x, *[-90] * (top_k > 0)], np.float32) for x in below]
+    for least, token in ((weights, 1), (np.nextafter(weights, np.float32(1)), 0)):
+        wishes = [DrawParams(temperature, top_k=top_k, min_p=float(each)) for each in least]
+        assert set(draw(MAKERS[name](), rows, wishes, np.full(1_000, JUST_BELOW_1))) == {token}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_top_p_may_take_very_unlikely_ones_if_they_are_many(name):
+    logits = np.full(49_152, -13, np.float32)
+    logits[40_000] = 0
+    mass = np.exp(-13.0)
+    for top_p in (0.85, 0.95, 0.99):
+        wish = DrawParams(top_p=top_p)
+        num_unlikely = int(np.ceil((top_p * (1 + 49_151 * mass) - 1) / mass))
+        last = max(40_000, num_unlikely)  # the likely one lies among them
+        assert draw(MAKERS[name](), [logits], [wish], np.array([JUST_BELOW_1])) == [last]
+
+
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_nothing_to_draw_is_nothing_drawn(name):
     assert MAKERS[name]().draw([], [], np.zeros(0)) == []

@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.stream_context import NotUnderstood, unpacked
 from shared.errors import ErrorCode
-from shared.messages import Attach, Cancel, CancelReason, Detach, Done, Refused, Submit
+from shared.messages import Attach, Cancel, CancelReason, Detach, Done, Hello, Refused, Submit
 from tests.gateway.house import (
     Events,
     House,
@@ -333,6 +333,29 @@ async def test_a_stream_whose_scheduler_is_gone_is_begun_again_by_who_says_what_
         house.scheduler.finish(submit.request_id)
         told = await events.rest()
     assert (text_of(told), told[-1]) == ("de", "[DONE]")
+
+
+async def test_a_new_scheduler_may_answer_before_it_says_that_it_is_new(house: House) -> None:
+    """Not "no such stream", by which a client gives up: the stream is begun again."""
+    submit, last = await left(house)
+    await restart(house)
+    scheduler = house.scheduler
+    scheduler.beats = scheduler.welcomes = False
+    body = {"prompt": "Hi", "stream": True, **KEPT}
+    asking = asyncio.create_task(
+        house.http.post(house.url + PATH, headers={"Last-Event-ID": last}, json=body)
+    )
+    await scheduler.until(lambda: bool(scheduler.of(Attach)))
+    await scheduler.until_next()  # by then it has said that there is no such stream
+    assert not asking.done()
+    scheduler.welcomes, num_hellos = True, len(scheduler.of(Hello))
+    await scheduler.until(lambda: len(scheduler.of(Hello)) > num_hellos)
+    scheduler.beats = True
+    assert (await scheduler.submitted()).request_id == submit.request_id
+    scheduler.run(submit.request_id, "abcde")
+    scheduler.finish(submit.request_id)
+    async with await asking as response:
+        assert text_of(await Events(response).rest()) == "de"
 
 
 async def test_what_is_not_the_request_of_the_stream_does_not_begin_it(house: House) -> None:

@@ -21,7 +21,7 @@ sys.meta_path.insert(0, NotInTheImage())
 import services.cli, shared.settings, {module}
 """
 ROOMS = {
-    "scheduler": ("services.scheduler.server", ["services/scheduler"]),
+    "scheduler": ("services.scheduler.process", ["services/scheduler"]),
     "gateway": ("services.gateway.app", ["services/gateway", "shared"]),
     "executor": ("services.executor.server", ["services/executor", "kernels", "shared"]),
 }
@@ -108,3 +108,11 @@ def test_an_image_has_all_that_its_service_names(service):
 def test_an_image_has_nothing_that_its_service_does_not_import(service):
     used = distributions_of(imports_in([*ROOMS[service][1], "shared"]))
     assert listed(service) - used - {"uvloop"} == set()  # which services/cli.py runs
+
+
+@pytest.mark.parametrize("service", ROOMS)
+def test_no_service_is_process_1_of_its_container(service):
+    """That one cannot be killed from inside, by the guard that ends what stands still."""
+    file = (ROOT / f"ops/docker/{service}.Dockerfile").read_text()
+    assert file.rstrip().endswith(f'ENTRYPOINT ["tini", "--", "splitflap", "{service}"]')
+    assert re.search(r"apt-get install [^\n]* tini\b", file)

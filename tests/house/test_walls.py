@@ -81,7 +81,7 @@ assert "torch" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("module", ["services.gateway.app", "services.scheduler.server"])
+@pytest.mark.parametrize("module", ["services.gateway.app", "services.scheduler.process"])
 def test_gateway_and_scheduler_run_where_there_is_no_torch(module):
     report = run(sys.executable, "-c", BLOCKED % module)
     assert report.returncode == 0, report.stderr

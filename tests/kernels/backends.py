@@ -28,20 +28,30 @@ INT8_KINDS: Final = {
 """The same with --quantization int8."""
 
 LESSER_FLAGS: Final = ("-mno-avx512f",)
-
-
-def native_avx2(dtype: torch.dtype, quantization: Quantization | None = None) -> Kernels:
-    """The same sources for a CPU with AVX2 at most."""
-    return NativeKernels(dtype, lesser_library(), quantization)
+VECTOR_FLAGS: Final = ("-mno-amx-bf16",)
+PLAIN_FLAGS: Final = ("-DSPLITFLAP_PLAIN_REGISTERS",)
+"""Matrix registers in plain C++, as wide as AVX-512's: for CPUs that have none."""
 
 
 @cache
-def lesser_library():  # type: ignore[no-untyped-def]
-    return library.load(str(build(LESSER_FLAGS)))
+def library_with(flags: tuple[str, ...]):  # type: ignore[no-untyped-def]
+    """The library built with more flags."""
+    return library.load(str(build(flags)))
+
+
+def native_with(flags: tuple[str, ...]) -> Callable[..., Kernels]:
+    """The same sources for another CPU."""
+
+    def kernels(dtype: torch.dtype, quantization: Quantization | None = None) -> Kernels:
+        return NativeKernels(dtype, library_with(flags), quantization)
+
+    return kernels
 
 
 NATIVE: Final[dict[str, Callable[..., Kernels]]] = {"native": NativeKernels}
 if torch.backends.cpu.get_cpu_capability() == "AVX512":
-    NATIVE["native AVX2"] = native_avx2
+    NATIVE["native AVX2"] = native_with(LESSER_FLAGS)
+if library.native().splitflap_has_matrices():
+    NATIVE["native vectors"] = native_with(VECTOR_FLAGS)
 
 BACKENDS: Final = NATIVE | {"numba": CpuKernels}

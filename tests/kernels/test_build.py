@@ -38,6 +38,15 @@ def test_other_flags_are_another_library(cache: Path) -> None:
     assert build.library() != build.library(("-DOTHER",))
 
 
+def test_a_compiler_may_be_several_words(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = build.compiler()
+    monkeypatch.setenv("CXX", " ")
+    assert build.compiler() == usual
+    monkeypatch.setenv("CXX", f"env SEEN=1 {usual[0]} -w")
+    assert build.compiler()[1:] == ["SEEN=1", usual[0], "-w"]
+    assert ctypes.CDLL(str(build.library())).seven() == 7
+
+
 def test_a_compiler_that_fails_is_not_asked_again_until_told_to(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

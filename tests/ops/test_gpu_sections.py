@@ -5,11 +5,14 @@ import io
 import json
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from kernels.triton_gpu.backend import Gpu
+from kernels.triton_gpu.blocks import Layout
 from ops.gpu import attention, correct_attention, prefill, report
 from ops.gpu.section import GpuLost, Section
 from ops.gpu.timing import device_s
@@ -89,6 +92,45 @@ def test_a_lost_gpu_ends_a_section_and_other_errors_do_not():
     with pytest.raises(GpuLost), some.guarded("all of it"), some.guarded("loads"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     assert [fault["what"] for fault in told(some)["fault"]] == ["sums", "loads"]
+
+
+def no_room(*_):
+    raise OutOfResources(300_000, 232_448, "shared memory")
+
+
+def test_what_a_gpu_has_no_room_for_is_no_fault_where_it_was_only_tried():
+    some = section()
+    with some.tried("128 keys"):
+        no_room()
+    with some.tried("64 keys"):
+        raise ValueError("off by one")
+    with some.guarded("32 keys"):
+        no_room()
+    left_out = [{"what": "128 keys", "why": "no room: shared memory, 300000 of 232448"}]
+    assert told(some)["left_out"] == left_out
+    assert [fault["what"] for fault in told(some)["fault"]] == ["64 keys", "32 keys"]
+
+
+def test_a_back_ends_own_tile_must_work_and_others_need_not(monkeypatch):
+    """Attention's section and prefill's, in which no kernel runs."""
+    some = section(is_dry=True)
+    monkeypatch.setattr(
+        attention, "_told", lambda _, pool, one, tile: 1.0 if tile == one.tile else no_room()
+    )
+    attention.run(some)
+    assert told(some)["fault"] == []
+    num_tried = len(told(some)["left_out"])
+    assert num_tried == 2 * len(Layout)
+    monkeypatch.setattr(attention, "_told", no_room)
+    monkeypatch.setattr(prefill, "_shapes", lambda is_dry: [prefill.Prefill(64)])
+    monkeypatch.setattr(prefill, "_others", lambda one, chosen: [replace(chosen, stages=9)])
+    monkeypatch.setattr(prefill, "_ours", no_room)
+    for each in (attention, prefill):
+        each.run(some)
+    faults = [fault["what"] for fault in told(some)["fault"]]
+    assert len(faults) == len(Layout) + len(attention._others(attention.Decode(batch=2))) + 1
+    assert not any("9 stages" in what for what in faults)
+    assert "9 stages" in told(some)["left_out"][-1]["what"]
 
 
 def test_what_there_is_no_time_for_is_told():

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared.guard import Guard
 from tests.stack.stack import until
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +88,12 @@ def test_one_whose_guard_has_gone_goes_on_and_says_so_once(beating, tmp_path):
     for _ in range(10):
         assert process.stdout.readline()
     assert (tmp_path / "log").read_text().count("guard_lost") == 1
+
+
+def test_one_that_closes_its_guard_is_left_alone():
+    with Guard("this") as guard:
+        (its,) = [
+            one for one in psutil.Process().children() if "shared.guard_process" in one.cmdline()
+        ]
+        guard.beat()
+    assert is_gone(its)

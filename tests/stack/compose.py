@@ -18,6 +18,7 @@ from tests.stack.stack import ROOT, fetch, free_port, until
 BUILT_WITHIN_S = 1800
 READY_WITHIN_S = 300
 SEEN_WITHIN_S = 60  # some times what DNS and Prometheus need
+_METRICS = "import urllib.request as it; print(it.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 KNOWN = ((["docker", "compose"], ["docker", "info"]), (["podman-compose"], ["podman", "info"]))
 
 
@@ -75,6 +76,29 @@ class Project:
         """Ids of those that run."""
         return self.engine("ps", "--quiet", *_labelled(project=self.name, service=service))
 
+    def metric_of(self, container, name):
+        """What it says itself, at this moment."""
+        words = self.engine("exec", container, "python", "-c", _METRICS)
+        *_, last = (at for at, word in enumerate(words) if word == f"splitflap:{name}")
+        return float(words[last + 1])  # two comments name it before
+
+    def metric(self, service, name):
+        """The sum over a service's containers."""
+        return sum(self.metric_of(one, name) for one in self.containers(service=service))
+
+    def remove(self):
+        """Everything that is its own, down to the volumes."""
+        for service in ("proxy", "gateway"):  # podman-compose knows of the first two gateways only
+            gone = self.engine(
+                "ps", "--all", "--quiet", *_labelled(project=self.name, service=service)
+            )
+            if gone:
+                self.engine("rm", "--force", *gone)
+        self.compose("down", "--volumes")
+        for kind in ("ps --all", "volume ls"):
+            left = self.engine(*kind.split(), "--quiet", *_labelled(project=self.name))
+            assert not left, f"{kind}: {left}"
+
     def scale(self, num_gateways):
         """Until so many gateways run and are watched."""
         self.compose("up", "-d", "--no-build", "--scale", f"gateway={num_gateways}", *WANTED)
@@ -115,9 +139,7 @@ def project(command, folder, settings):
         until(up.is_ready, "ready through the proxy", READY_WITHIN_S)
         yield up
     finally:
-        for gateway in up.containers(service="gateway"):  # podman-compose knows of the first two
-            up.engine("rm", "--force", *up.containers(service="proxy"), gateway)
-        up.compose("down", "--volumes")
+        up.remove()
 
 
 def _labelled(**labels):

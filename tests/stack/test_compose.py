@@ -1,5 +1,6 @@
 """docker-compose.yml as it stands: images, proxy, gateways that come and go, Prometheus."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,12 +8,15 @@ import pytest
 
 from tests.stack.client import post, stream
 from tests.stack.compose import SEEN_WITHIN_S, compose_command, project
+from tests.stack.gateways import ask, go_on
 from tests.stack.stack import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(3600)]
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 KEY = "sk-compose"
+COMPLETIONS = "/v1/completions"
+RESUMABLE = {"stream": True, "stream_options": {"resumable": True, "include_usage": True}}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def test_a_chat_streams_through_the_proxy(server):
 def test_the_proxy_leaves_errors_to_the_gateway(server):
     assert post(server, "/v1/chat/completions", {})[0] == 401
     headers = {"Authorization": f"Bearer {KEY}"}
-    status, _, text = post(server, "/v1/completions", b"x" * (5 * 2**20), headers)
+    status, _, text = post(server, COMPLETIONS, b"x" * (5 * 2**20), headers)
     assert (status, "max-body-bytes" in text or "body" in text) == (413, True)
 
 
@@ -74,10 +78,27 @@ def test_gateways_scale_and_each_gets_its_share(server):
 
 
 def test_a_killed_gateway_leaves_the_rest_serving(server):
+    """Its streams go on at others; what was asked in one piece ends, and is not asked twice."""
     server.scale(4)
-    gone = server.containers(service="gateway")[0]
-    server.engine("kill", gone)
-    assert gone not in server.containers(service="gateway")
+    headers = {"Authorization": f"Bearer {KEY}"}
+    wish = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    before = server.metric("scheduler", "prompt_tokens_total")
+    cut = ask(server, "POST", COMPLETIONS, {**wish, **RESUMABLE}, headers).read(4)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(post, server, COMPLETIONS, wish, headers)
+        until(lambda: server.metric("gateway", "open_requests") == 2, "both are there")
+        for gateway in server.containers(service="gateway"):
+            if server.metric_of(gateway, "open_requests"):
+                server.engine("kill", gateway)
+        status, _, told = whole.result()
+    assert (status, json.loads(told)["error"]["code"]) == (502, "gateway_lost")
+    assert not cut.read().is_done
+    assert 2 <= len(server.containers(service="gateway")) <= 3
+    rest = go_on(server, cut, **headers).read()
+    assert rest.is_done
+    assert rest.chunks[-1]["usage"]["completion_tokens"] == 400
+    each = rest.chunks[-1]["usage"]["prompt_tokens"]
+    assert server.metric("scheduler", "prompt_tokens_total") == before + 2 * each
     answers = chats_at_once(server, 8)
     assert len(set(answers)) == 1
     assert "Paris" in answers[0]

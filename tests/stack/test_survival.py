@@ -10,6 +10,7 @@ import json
 import pytest
 
 from tests.stack.client import post
+from tests.stack.gateways import ask
 from tests.stack.stack import counted, fetch, start, until, wait_ready
 from tests.stack.travelling import LONG, Load, calm_answers, wishes
 
@@ -105,3 +106,23 @@ def test_the_executor_killed_in_prefill(stack):
     assert grown["steps_lost_total"] >= 1
     assert grown["executor_restarts_total"] == 1
     assert grown["computed_tokens_total"] > 2000 + 300, "its prompt was computed again"
+
+
+def test_clients_that_leave_while_there_is_no_executor_leave_nothing(stack, asked):
+    """Half of them go in the outage; their blocks come back, and the others lose no token."""
+    stay = {name: asked[name] for name in ("several answers", "a stop string")}
+    calm = calm_answers(stack, stay)
+    with counted(stack) as grown:
+        load = Load([stack], stay)
+        path, wish = asked["greedy"]
+        leaving = [ask(stack, "POST", path, {**wish, "stream": True}).read(3) for _ in range(6)]
+        until(load.are_all_under_way, "all are told something")
+        stack.children()["executor"].kill()
+        until(lambda: stack.metrics()["executor_up"] == 0, "there is none")
+        assert stack.metrics()["num_requests_waiting"] == len(leaving) + len(stay)
+        for reader in leaving:
+            reader.close()
+        assert load.results() == calm
+        until(stack.is_idle, "idle")
+    assert grown["requests_cancelled_total"] == len(leaving)
+    assert grown["steps_lost_total"] >= 1

@@ -86,6 +86,24 @@ def test_a_scheduler_that_stood_still_blames_nobody(stack, asked, calm, nothing_
     assert "stood_still" in stack.log.read_text()
 
 
+def test_gateway_and_scheduler_stopped_at_once_are_ended_and_replaced(
+    stack, asked, calm, nothing_is_left
+):
+    """SIGSTOP: connections stay open and nobody is behind them, until their guards end both."""
+    before = stack.children()
+    load = Load([stack], asked)
+    until(load.are_all_under_way, "all are told something")
+    assert stack.metrics()["num_requests_running"] >= len(asked)
+    before["gateway"].send_signal(signal.SIGSTOP)
+    before["scheduler"].send_signal(signal.SIGSTOP)
+    assert load.results() == calm
+    assert {len(one.readers) for one in load.travellers} == {2}, "each came back once"
+    assert changed(before, stack.children()) == {"gateway", "scheduler"}
+    said = stack.log.read_text()
+    for name in ("gateway", "scheduler"):
+        assert f"killed={name}" in said
+
+
 def test_an_executor_that_beats_on_and_computes_nothing_is_given_up(tmp_path):
     """The thread that computes hangs, the one that talks does not: silence never tells.
 

@@ -8,7 +8,7 @@
 #include "pool.h"
 
 constexpr int SEGMENT = 256;
-constexpr int TILE_QUERIES = 24;  // queries times heads of a group, where there are many queries
+constexpr int TILE_QUERIES = amx::IS_BUILT ? 32 : 24;  // queries times heads of a group, where there are many queries
 
 struct Batch {
     const int64_t* token_ids;
@@ -129,7 +129,7 @@ struct Attention : Phase {
                 look_ahead(at, item, start + SEGMENT);
             else if (!is_last_of_share)
                 look_ahead(at, items[chunk + 1], first_segment(items[chunk + 1]) * SEGMENT);
-            if (rows <= MOST_ROWS<E, 4>)
+            if (!on_matrices<E, S>() && rows <= MOST_ROWS<E, 4>)
                 score<4>(mine, at, rows);
             else
                 score<2>(mine, at, rows);
@@ -138,11 +138,13 @@ struct Attention : Phase {
                 const Span span = span_of(item, r, start, count);
                 if (span.first < span.end) weigh(mine, r, span, count);
             }
-            for (int64_t column = 0; column < D; column += 4 * LANES) {
-                if (D - column > 2 * LANES)
+            for (int64_t column = 0; column < D;) {
+                const bool is_wide = !on_matrices<E, S>() && D - column > 2 * LANES;
+                if (is_wide)
                     add_columns<4>(mine, at, rows, column);
                 else
                     add_columns<2>(mine, at, rows, column);
+                column += (is_wide ? 4 : 2) * LANES;
             }
             for (int r = 0; r < rows; r++) {
                 const Span span = span_of(item, r, start, count);
@@ -310,7 +312,7 @@ struct Attention : Phase {
     template <int TILES>
     void score(const Scratch& mine, const Places& at, int rows) const {
         const int64_t D = heads.head_dim;
-        const int at_once = even_rows(rows, MOST_ROWS<E, TILES>);
+        const int at_once = even_rows(rows, most_rows<E, S, TILES>());
         for (int g = 0; g < at.groups; g += TILES) {
             const S *tiles[TILES], *soon[TILES];
             for (int t = 0; t < TILES; t++) {
@@ -319,9 +321,9 @@ struct Attention : Phase {
             }
             for (int r = 0; r < rows; r += at_once) {
                 const int count = std::min(at_once, rows - r);
-                tiles_kernel<E, S, TILES>(count)(mine.queries + r * D, D, tiles, at.key_step,
-                                              (int)(D / PAIR<E>), r == 0 ? soon : nullptr,
-                                              mine.scores + r * SEGMENT + g * LANES, SEGMENT);
+                multiply_rows<E, S, TILES>(count, mine.queries + r * D, D, tiles, at.key_step,
+                                           (int)(D / PAIR<E>), r == 0 ? soon : nullptr,
+                                           mine.scores + r * SEGMENT + g * LANES, SEGMENT);
             }
         }
     }
@@ -371,13 +373,13 @@ struct Attention : Phase {
     template <int TILES>
     void add_columns(const Scratch& mine, const Places& at, int rows, int64_t column) const {
         const int64_t padded = heads.padded();
-        const int at_once = even_rows(rows, MOST_ROWS<E, TILES>);
+        const int at_once = even_rows(rows, most_rows<E, S, TILES>());
         for (int r = 0; r < rows; r += at_once) {
             const int count = std::min(at_once, rows - r);
-            groups_kernel<E, S, TILES>(count)(mine.weights + r * SEGMENT, SEGMENT, at.values,
-                                           at.groups, column, heads.head_dim * PAIR<E>,
-                                           LANES / PAIR<E>, r == 0 ? at.next : nullptr,
-                                           mine.made + r * padded, padded);
+            multiply_row_groups<E, S, TILES>(count, mine.weights + r * SEGMENT, SEGMENT, at.values,
+                                             at.groups, column, heads.head_dim * PAIR<E>,
+                                             r == 0 ? at.next : nullptr, mine.made + r * padded,
+                                             padded);
         }
     }
 

@@ -54,12 +54,16 @@ def library(extra_flags: tuple[str, ...] = (), *, retry: bool = False) -> Path:
     return _build_into_cache(name, extra_flags)
 
 
-def compiler() -> str:
-    """`$CXX`, or the first of g++ and clang++ that is there. Raises: NotBuilt if none is."""
-    asked = os.environ.get("CXX")
+def compiler() -> list[str]:
+    """`$CXX` in words (`ccache g++`), or the first of g++ and clang++ that is there.
+
+    Raises: NotBuilt if none is.
+    """
+    asked = os.environ.get("CXX", "").strip()
     for candidate in (asked,) if asked else COMPILERS:
-        if found := shutil.which(candidate):
-            return found
+        program, *more = candidate.split()
+        if found := shutil.which(program):
+            return [found, *more]
     raise NotBuilt(f"no C++ compiler: {asked or ' or '.join(COMPILERS)} is not there")
 
 
@@ -86,10 +90,11 @@ def _build_into_cache(name: str, extra_flags: tuple[str, ...]) -> Path:
 
 
 def _compile(target: Path, extra_flags: tuple[str, ...]) -> None:
-    cxx = compiler()
+    command = compiler()
+    cxx = " ".join(command)
     started = time.monotonic()
     log.info("building_native_kernels", compiler=cxx)
-    command = [cxx, *FLAGS, *extra_flags, "-o", str(target), str(_HERE / _MAIN)]
+    command += [*FLAGS, *extra_flags, "-o", str(target), str(_HERE / _MAIN)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LONGEST_BUILD_S, check=False

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "simd.h"
+#include "amx.h"
 
 // Sums held in registers, beside the weights and one row's input. Without a dot product of its
 // numbers both halves of every weight take a register of their own.
@@ -17,6 +17,16 @@ template <class E>
 constexpr int SUMS = (REGISTERS == 32 ? 24 : 12) - (IN_HALVES<E> ? REGISTERS / 8 * 2 : 0);
 template <class E, int TILES>
 constexpr int MOST_ROWS = SUMS<E> / TILES;
+
+// Whether these products are the matrix registers': for every number of rows or for none.
+template <class E, class S>
+INLINE bool on_matrices() {
+    return std::is_same_v<E, bf16> && std::is_same_v<S, bf16> && amx::are_allowed();
+}
+template <class E, class S, int TILES>
+INLINE int most_rows() {
+    return on_matrices<E, S>() ? amx::MOST_ROWS : MOST_ROWS<E, TILES>;
+}
 
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -115,6 +125,29 @@ INLINE GroupsKernel<E, S> groups_kernel(int rows, std::integer_sequence<int, R..
 template <class E, class S, int TILES>
 INLINE GroupsKernel<E, S> groups_kernel(int rows) {
     return groups_kernel<E, S, TILES>(rows, std::make_integer_sequence<int, MOST_ROWS<E, TILES>>{});
+}
+
+// `rows` rows times two tiles, or more where rows are few, by what this CPU does it with.
+template <class E, class S, int TILES>
+INLINE void multiply_rows(int rows, const E* a, int64_t a_stride, const S* const (&tiles)[TILES],
+                          int64_t step, int steps, const S* const* next, float* out,
+                          int64_t out_stride) {
+    if constexpr (amx::IS_BUILT && TILES == 2 && std::is_same_v<E, bf16> && std::is_same_v<S, bf16>)
+        if (amx::are_allowed())
+            return amx::multiply_tiles(rows, a, a_stride, tiles, step, steps, next, out, out_stride);
+    tiles_kernel<E, S, TILES>(rows)(a, a_stride, tiles, step, steps, next, out, out_stride);
+}
+
+template <class E, class S, int TILES>
+INLINE void multiply_row_groups(int rows, const E* a, int64_t a_stride, const S* const* groups,
+                                int num_groups, int64_t column, int64_t step,
+                                const S* const* next, float* out, int64_t out_stride) {
+    if constexpr (amx::IS_BUILT && TILES == 2 && std::is_same_v<E, bf16> && std::is_same_v<S, bf16>)
+        if (amx::are_allowed())
+            return amx::multiply_groups(rows, a, a_stride, groups, num_groups, column, step, next,
+                                        out, out_stride);
+    groups_kernel<E, S, TILES>(rows)(a, a_stride, groups, num_groups, column, step, LANES / PAIR<E>,
+                                     next, out, out_stride);
 }
 
 // Rows at a time so that as few as possible are left over: 32 rows by 12 are 11, 11 and 10.

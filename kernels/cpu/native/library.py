@@ -109,7 +109,7 @@ _SIZES: Final = sum(
 _FUNCTIONS: Final[dict[str, tuple[object, list[object]]]] = {
     "splitflap_abi": (c_int64, []),
     "splitflap_lanes": (c_int, []),
-    "splitflap_dots_bf16": (c_int, []),
+    "splitflap_has_matrices": (c_int, []),
     "splitflap_packed_size": (c_int64, [c_int64] * 3),
     "splitflap_pack": (None, [c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "splitflap_int8_size": (c_int64, [c_int64] * 2),

@@ -19,6 +19,7 @@ struct Turn {  // one call at a time
     Team& team = the_team();
     std::lock_guard<std::mutex> lock{team.busy};
     explicit Turn(int threads) { team.begin(threads); }
+    ~Turn() { amx::release(); }
 };
 
 Workspace workspace;
@@ -84,7 +85,7 @@ int64_t splitflap_abi() {
 
 int splitflap_lanes() { return LANES; }
 
-int splitflap_dots_bf16() { return DOTS_BF16; }
+int splitflap_has_matrices() { return amx::are_allowed(); }
 
 int64_t splitflap_packed_size(int64_t is_bf16, int64_t outputs, int64_t inputs) {
     return with_type(is_bf16, [&](auto element) {

@@ -122,13 +122,14 @@ struct Product : Phase {
     const Matrix* next = nullptr;   // the matrix wanted after this one
     bool next_is_gated = false;
 
-    static constexpr int MOST = MOST_ROWS<A, 2>;
+    static constexpr int MOST = std::max(MOST_ROWS<A, 2>, amx::MOST_ROWS);
+    static int most() { return most_rows<A, A, 2>(); }
     static constexpr int64_t UNFETCHED_ROWS = 3;  // so few, and the CPU looks ahead better itself
-    static constexpr int64_t CACHED_BYTES = 384 * 1024;
+    static constexpr int64_t CACHED_BYTES = (amx::IS_BUILT ? 1024 : 384) * 1024;  // of rows
 
     int64_t rows_at_once() const {
-        const int64_t fit = std::max<int64_t>(MOST, CACHED_BYTES / (matrix->inputs * sizeof(A)));
-        return rows <= fit ? rows : even_rows(rows, fit / MOST * MOST);
+        const int64_t fit = std::max<int64_t>(most(), CACHED_BYTES / (matrix->inputs * sizeof(A)));
+        return rows <= fit ? rows : even_rows(rows, fit / most() * most());
     }
     int64_t units() const { return num_tiles(matrix->outputs) / 2; }
     int64_t units_at_once() const { return std::clamp<int64_t>(units() / 64, 1, 8); }
@@ -178,7 +179,7 @@ struct Product : Phase {
     void run_unit(int64_t unit, const A* const (&tiles)[2], const A* const* soon, int64_t first_row,
                   int64_t end_row) const {
         const int steps = (int)(round_up(matrix->inputs, PAIR<A>) / PAIR<A>);
-        const int at_once = even_rows((int)(end_row - first_row), MOST);
+        const int at_once = even_rows((int)(end_row - first_row), most());
         alignas(64) float made[MOST * 2 * LANES];
         for (int64_t row = first_row; row < end_row; row += at_once) {
             const int count = (int)std::min<int64_t>(at_once, end_row - row);
@@ -186,49 +187,54 @@ struct Product : Phase {
                 int8_kernel(count)(a + row * a_stride, a_stride, scales + row * (a_stride / GROUP),
                                    tiles, steps, soon, made);
             else
-                tiles_kernel<A, A, 2>(count)(a + row * a_stride, a_stride, tiles, LANES * PAIR<A>,
-                                             steps, soon, made, 2 * LANES);
+                multiply_rows<A, A, 2>(count, a + row * a_stride, a_stride, tiles, LANES * PAIR<A>,
+                                       steps, soon, made, 2 * LANES);
             soon = nullptr;
             keep(unit, row, count, made);
         }
     }
 
     void keep(int64_t unit, int64_t row, int count, const float* made) const {
-        const int64_t at[2] = {into == Into::ACTIVATIONS ? unit * LANES : 2 * unit * LANES,
-                               into == Into::ACTIVATIONS ? matrix->outputs / 2 + unit * LANES
-                                                         : (2 * unit + 1) * LANES};
-        const Floats bias[2] = {matrix->bias ? load(matrix->bias + at[0]) : zeros(),
-                                matrix->bias ? load(matrix->bias + at[1]) : zeros()};
-        for (int r = 0; r < count; r++) {
-            const Floats x = number(made + r * 2 * LANES, at[0]) + bias[0];
-            const Floats y = number(made + r * 2 * LANES + LANES, at[1]) + bias[1];
-            const int64_t start = (row + r) * out_stride;
-            if (into == Into::ACTIVATIONS) {
-                put((E*)out + start + at[0], gated(x, y));
-                continue;
-            }
-            keep_tile(start, at[0], x);
-            keep_tile(start, at[1], y);
+        const bool is_gated = into == Into::ACTIVATIONS;
+        const int64_t first = is_gated ? unit * LANES : 2 * unit * LANES;
+        const int64_t second = is_gated ? matrix->outputs / 2 + first : first + LANES;
+        const int64_t start = row * out_stride + first;
+        if (is_gated) {
+            for (int r = 0; r < count; r++, made += 2 * LANES)
+                put((E*)out + start + r * out_stride,
+                    gated(number(made, first), number(made + LANES, second)));
+            return;
         }
+        keep_tile(first, start, count, made);
+        keep_tile(second, start + LANES, count, made + LANES);
     }
 
     Floats number(const float* sums, int64_t at) const {
-        if constexpr (std::is_same_v<A, q8>)
-            return load(sums) * load(matrix->scales + at);
-        else
-            return load(sums);
+        Floats v = load(sums);
+        if constexpr (std::is_same_v<A, q8>) v = v * load(matrix->scales + at);
+        return matrix->bias ? v + load(matrix->bias + at) : v;
     }
 
-    void keep_tile(int64_t start, int64_t at, Floats v) const {
-        const int count = (int)std::clamp<int64_t>(out_limit - at, 0, LANES);
-        if (count == 0) return;
-        float* numbers = (float*)out + start + at;
-        if (into == Into::ELEMENTS)
-            put_first((E*)out + start + at, v, count);
-        else if (into == Into::NUMBERS)
-            put_first(numbers, v, count);
-        else
-            put_first(numbers, load_first(numbers, count) + v, count);
+    void keep_tile(int64_t at, int64_t start, int count, const float* made) const {
+        const int lanes = (int)std::clamp<int64_t>(out_limit - at, 0, LANES);
+        if (lanes == LANES)
+            keep_lanes(at, start, count, made, LANES);  // known here: whole registers
+        else if (lanes)
+            keep_lanes(at, start, count, made, lanes);
+    }
+
+    inline __attribute__((always_inline)) void keep_lanes(int64_t at, int64_t start, int count, const float* made,
+                                  int lanes) const {
+        for (int r = 0; r < count; r++, made += 2 * LANES, start += out_stride) {
+            const Floats v = number(made, at);
+            float* numbers = (float*)out + start;
+            if (into == Into::ELEMENTS)
+                put_first((E*)out + start, v, lanes);
+            else if (into == Into::NUMBERS)
+                put_first(numbers, v, lanes);
+            else
+                put_first(numbers, load_first(numbers, lanes) + v, lanes);
+        }
     }
 
     int team_members = 1;

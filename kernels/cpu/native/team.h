@@ -97,6 +97,9 @@ class Team {
             std::atomic<uint64_t>& word = tickets_[owner].word;
             uint64_t seen = word.load(std::memory_order_acquire);
             while ((seen >> BITS & MASK) < (seen & MASK)) {
+                // One that was kept off its core since a larger team was at work: phases have memory
+                // for the members of theirs only.
+                if (member >= members_.load(std::memory_order_relaxed)) return did;
                 if (!word.compare_exchange_weak(seen, seen + (1ull << BITS))) continue;
                 // The phase cannot end before this chunk has: `phase_` is the chunk's own.
                 const uint64_t chunk = seen >> BITS & MASK;
@@ -151,6 +154,7 @@ class Team {
             } else if (++spins < SPINS) {
                 pause_briefly();
             } else {
+                amx::release();
                 std::unique_lock<std::mutex> lock(bed_);
                 sleepers_.fetch_add(1);
                 while (member >= members_.load() || !has_work()) bell_.wait(lock);

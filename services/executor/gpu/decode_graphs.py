@@ -82,14 +82,19 @@ class DecodeGraphs:
         self.logits = torch.zeros(rows, model.shape.vocab_size, device=streams.device)
         self._sums = Sums.of(layout, items, streams.device)
 
-    def capture(self, progress: Progress, count: int | None = None) -> None:
+    @property
+    def num_captured(self) -> int:
+        """Graphs that are ready."""
+        return len(self._graphs)
+
+    def capture(self, progress: Progress = lambda phase: None, count: int | None = None) -> None:
         """Capture the next `count` graphs, or all that are left.
 
         The largest is the first, so that the others fit into its memory.
         """
         left = [bounds for bounds in reversed(self.bounds) if bounds not in self._graphs]
         for bounds in left[:count]:
-            progress(f"capturing graphs, {len(self._graphs) + 1} of {len(self.bounds)}")
+            progress(f"capturing graphs, {self.num_captured + 1} of {len(self.bounds)}")
             self._graphs[bounds] = self._streams.capture(self._job(bounds), self._graph_memory)
 
     def _job(self, bounds: Bounds) -> Job:

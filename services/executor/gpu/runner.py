@@ -74,7 +74,7 @@ class GpuRunner:
         self._streams = streams
         self._sampler = Sampler(drawing)
         self._layout = layout_of(model)
-        self._drawn = torch.full((MOST_DRAWS,), -1, dtype=torch.int32, device=streams.device)
+        self._drawn = drawn_tokens(streams.device)
         self.graphs = DecodeGraphs(
             *(model, pools.gpu, self._layout, streams, self._drawn),
             *(max_model_len, pools.block_size, graph_rows),
@@ -216,6 +216,11 @@ class GpuRunner:
             asked = logits.index_select(0, there["host_logits"])
             step.logits_read = streams.host(tuple(asked.shape), torch.float32)
             step.logits_read.copy_(asked, non_blocking=True)
+
+
+def drawn_tokens(device: torch.device) -> Tensor:
+    """[MOST_DRAWS] int32, there: room for what a step draws. -1: nothing was."""
+    return torch.full((MOST_DRAWS,), -1, dtype=torch.int32, device=device)
 
 
 def layout_of(model: Llama) -> StepLayout:

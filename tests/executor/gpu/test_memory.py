@@ -3,10 +3,10 @@
 import doctest
 
 import pytest
+import torch
 
-from kernels.triton_gpu.tiles import Tile
 from services.executor.gpu import decode_graphs
-from services.executor.gpu.memory import GpuMemory, graph_bytes
+from services.executor.gpu.memory import CudaMemory, GpuMemory
 from services.executor.sizing import PoolWishes, plan_pool
 from shared.errors import StartError
 
@@ -35,10 +35,45 @@ def test_a_gpus_pool_takes_it_all():
     assert capped.pool_bytes == GIB
 
 
-def test_what_graphs_keep():
-    tile = Tile(16, 64, 4, 2)
-    layout = decode_graphs.StepLayout(32, 128, 4, tile, tile, (0,))
-    assert graph_bytes(layout, 32_000, 4096) == 4 * (4096 * 32 * 129 + 256 * 32_000)
+class MadeUp:
+    """`torch.cuda`: of 100 bytes 20 are others'; torch has 10, and takes 7 more for some work."""
+
+    def __init__(self):
+        self.log, self.held, self.peak = [], 10, 90
+
+    def mem_get_info(self, device):
+        self.log.append("info")
+        return 80 - self.held, 100
+
+    def empty_cache(self):
+        self.log.append("empty_cache")
+
+    def synchronize(self, device):
+        self.log.append("synchronize")
+
+    def memory_allocated(self, device):
+        return self.held
+
+    def reset_peak_memory_stats(self, device):
+        self.peak = self.held
+
+    def max_memory_allocated(self, device):
+        assert self.log[-1] == "synchronize"
+        return self.peak
+
+    def work(self):
+        self.peak, self.held = self.held + 7, self.held + 2
+
+
+def test_what_a_gpu_says_of_its_memory(monkeypatch):
+    cuda = MadeUp()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    memory = CudaMemory(torch.device("cuda"))
+    assert memory.total_bytes == 100
+    assert memory.free_bytes() == 70
+    assert cuda.log[-3:] == ["synchronize", "empty_cache", "info"]
+    assert memory.peak_bytes(cuda.work) == 7
+    assert memory.free_bytes() == 68
 
 
 def test_graphs_for_every_size_and_length():

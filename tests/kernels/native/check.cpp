@@ -1,5 +1,6 @@
-// The native step against plain loops in double precision, without Python or torch: for CPUs that
-// only an emulator has here, and for sanitizers. Ends with 0 if all is right.
+// The native step against plain loops in double precision, draws (draws.h) and teams (teams.h),
+// without Python or torch: for CPUs that only an emulator has here, and for sanitizers. Ends with 0
+// if all is right.
 //
 //   aarch64-linux-gnu-g++ -std=c++17 -O3 -static -pthread check.cpp -o check && qemu-aarch64-static check
 //   g++ -std=c++17 -O1 -g -march=native -fsanitize=address,undefined -pthread check.cpp -o check && ./check
@@ -187,10 +188,13 @@ struct Model {
 
 }  // namespace
 
+#include "draws.h"
+#include "teams.h"
+
 int main() {
     printf("%d lanes, dot product of bfloat16: %s, of int8: %s\n", LANES, DOTS_BF16 ? "yes" : "no",
            DOTS_INT8 ? "yes" : "no");
-    bool is_right = true;
+    bool is_right = plain::draws_are_right() & teams::are_right();
     struct Kind {
         bool is_bf16;
         Numbers numbers;

@@ -6,7 +6,7 @@ import weakref
 import torch
 
 from kernels.triton_gpu.backend import Gpu, TritonKernels
-from ops.gpu.ragged import Attention, answer, poisoned_pool, write_all
+from ops.gpu.ragged import poisoned_pool, write_all
 from tests.kernels.batches import Case, draw
 
 
@@ -15,10 +15,12 @@ def test_a_batch_is_not_kept_alive() -> None:
     drawn = draw(Case(((20, 1), (9, 4)), 16, 4, 2), torch.float16)
     pool = poisoned_pool(kernels, drawn, torch.float16)
     write_all(pool, drawn)
-    first = answer(kernels, pool, drawn, Attention())
-    batch = weakref.ref(drawn.batch)
-    del drawn
+    queries, batch = drawn.queries, drawn.batch
+    first = kernels.paged_attention(pool, 1, queries, batch, 0.1)
+    assert first.isfinite().all()
+    kept = weakref.ref(batch)
+    del drawn, batch
     gc.collect()
-    assert batch() is None
-    again = draw(Case(((20, 1), (9, 4)), 16, 4, 2), torch.float16)
-    assert torch.equal(answer(kernels, pool, again, Attention()), first)
+    assert kept() is None
+    again = draw(Case(((20, 1), (9, 4)), 16, 4, 2), torch.float16).batch
+    assert torch.equal(kernels.paged_attention(pool, 1, queries, again, 0.1), first)
