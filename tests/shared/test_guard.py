@@ -51,8 +51,8 @@ def test_one_that_is_stopped_is_killed_and_that_is_told(beating, tmp_path):
     process, _ = beating
     process.send_signal(signal.SIGSTOP)
     assert process.wait(30) == -signal.SIGKILL
+    until(lambda: '"event": "standstill"' in (tmp_path / "log").read_text(), "told")
     said = (tmp_path / "log").read_text()
-    assert '"event": "standstill"' in said
     assert f'"pid": {process.pid}' in said
     assert '"silent_s": 2' in said
 
