@@ -22,8 +22,9 @@ def loop(section: Section, what: str) -> None:
     model = random_llama(kernels, TINY, section.device, made_on=CPU)
     streams = streams_of(section.device)
     for name, graph_rows in (("eager", ()), ("by graphs", (4,))):
-        hands = Hands(model, NUM_BLOCKS, BLOCK_SIZE, streams, graph_rows)
-        _compare(section, f"{what}, {name}", hands, wanted)
+        with section.guarded(f"{what}, {name}"):  # a broken request ends it too, and no other
+            hands = Hands(model, NUM_BLOCKS, BLOCK_SIZE, streams, graph_rows)
+            _compare(section, f"{what}, {name}", hands, wanted)
 
 
 def _compare(section: Section, what: str, hands: Hands, wanted: Served) -> None:

@@ -78,8 +78,8 @@ def plan_swap_space(
     if not wishes.is_default and asked > most:
         raise StartError(
             f"--swap-space {wishes.space_gib:g}: {free}; lower it to "
-            f"{available_bytes * 100 // _GIB / 100:.2f} or less, or give the KV pool less with "
-            "--kv-cache-memory-bytes"
+            f"{available_bytes * 100 // _GIB / 100:.2f} or less"
+            + ("" if is_pinned else ", or give the KV pool less with --kv-cache-memory-bytes")
         )
     num_blocks, why_lowered = asked, None
     if wishes.is_default and asked > int(FREE_SHARE * most):

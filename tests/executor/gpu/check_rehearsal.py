@@ -101,13 +101,21 @@ def test_what_comes_after_is_as_if_nothing_had_been_rehearsed():
     assert not torch.isnan(machine.pools.gpu[3, :, :, :, :3]).any()
 
 
-def test_a_start_in_the_interpreter_ends_with_a_runner_that_has_done_it_all_once():
-    machine, phases = gpu((), None, SMALL), []
+def test_a_start_in_the_interpreter_ends_with_a_runner_that_has_done_it_all_once(monkeypatch):
+    machine, phases, copied = gpu((), None, SMALL), [], []
+    copy = machine.model.copy_blocks
+
+    def noted(source, destination, pairs):
+        copied.append(source is destination)
+        copy(source, destination, pairs)
+
+    monkeypatch.setattr(machine.model, "copy_blocks", noted)
     start = GpuStart(machine.model, Place.INTERPRETER, phases.append)
     assert start.bytes_for_pool(BLOCK_SIZE, LONGEST, 0.9) is None
     runner, costs = start.runner(machine.pools, LONGEST, 1000, None)
     assert runner.graphs.num_captured == len(runner.graphs.bounds) == 2
     assert runner.graphs.num_replayed == 1
+    assert copied == [True]  # blocks that were swapped went another way
     assert costs.block_bytes == 1000
     assert min(costs.copy_bytes_per_s, costs.prefill_tokens_per_s) > 0
     assert phases == [
