@@ -19,6 +19,7 @@ from services.gateway.event_id import Told
 from services.gateway.json_portions import Turn
 from services.gateway.link import SchedulerLink
 from services.gateway.long_body import StreamWriter, json_response
+from services.gateway.news import woken_alone
 from services.gateway.progress import Progress
 from services.gateway.stream_context import packed, request_id_of
 from services.gateway.stream_events import StreamEvents
@@ -236,7 +237,7 @@ class Generation:
         await writer.tell([preface] if preface else ())
         failed = None
         try:
-            closing = await self._tell(writer, ping_interval_s)
+            closing = await woken_alone(self._tell(writer, ping_interval_s))
         except StreamRefused as error:
             failed = self._failure_of(error)
         except failures.Failure as failure:

@@ -47,12 +47,14 @@ def added_ms(steps: list[float], notes: list[list[tuple[int, float]]]) -> list[f
     """Of each token noted, how long after the end of its step it came, in milliseconds.
 
     A stream's n-th token is of step n + c. Tokens that come before the next step ends show c, later
-    ones a greater number; and who tells us when steps end is late himself at times. So c is taken
-    to be what a tenth of the tokens are below.
+    ones a greater number; and who tells us when steps end may be later than the readers himself, by
+    a quarter of a step at most times. So c is taken to be what a tenth of the tokens are below, and
+    what seems to have come before its step has come at once.
     """
     found = []
+    slack_s = (steps[-1] - steps[0]) / len(steps) / 4 if steps else 0.0
     for stream in filter(None, notes):
-        offsets = sorted(bisect.bisect_right(steps, at) - count for count, at in stream)
+        offsets = sorted(bisect.bisect_right(steps, at + slack_s) - count for count, at in stream)
         offset = offsets[len(offsets) // 10]
         found += [
             max(0.0, at - steps[count + offset - 1]) * 1e3
