@@ -28,7 +28,7 @@ INT8_KINDS: Final = {
 """The same with --quantization int8."""
 
 LESSER_FLAGS: Final = ("-mno-avx512f",)
-VECTOR_FLAGS: Final = ("-mno-amx-bf16",)
+VECTOR_FLAGS: Final = ("-mno-amx-bf16",) if library.native().splitflap_has_matrices() else ()
 PLAIN_FLAGS: Final = ("-DSPLITFLAP_PLAIN_REGISTERS",)
 """Matrix registers in plain C++, as wide as AVX-512's: for CPUs that have none."""
 
@@ -51,7 +51,5 @@ def native_with(flags: tuple[str, ...]) -> Callable[..., Kernels]:
 NATIVE: Final[dict[str, Callable[..., Kernels]]] = {"native": NativeKernels}
 if torch.backends.cpu.get_cpu_capability() == "AVX512":
     NATIVE["native AVX2"] = native_with(LESSER_FLAGS)
-if library.native().splitflap_has_matrices():
-    NATIVE["native vectors"] = native_with(VECTOR_FLAGS)
 
 BACKENDS: Final = NATIVE | {"numba": CpuKernels}

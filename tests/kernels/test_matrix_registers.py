@@ -11,7 +11,13 @@ from kernels.interface import Kernels
 from kernels.reference import ReferenceKernels
 from tests.executor.model.teacher import Teacher, all_logits
 from tests.executor.model.tiny import random_prompts
-from tests.kernels.backends import NATIVE, PLAIN_FLAGS, library_with, native_with
+from tests.kernels.backends import (
+    NATIVE,
+    PLAIN_FLAGS,
+    VECTOR_FLAGS,
+    library_with,
+    native_with,
+)
 from tests.kernels.decoders import Sizes, random_decoder
 
 plain = native_with(PLAIN_FLAGS)
@@ -68,6 +74,18 @@ def test_a_step_on_plain_registers_is_near_float32_and_the_same_in_chunks() -> N
             teacher = Teacher(model, [prompt], block_size, seed=chunk)
             pieces = [min(chunk, len(prompt) - at) for at in range(0, len(prompt), chunk)]
             assert torch.equal(torch.cat([teacher.step([0], [n]) for n in pieces]), whole)
+
+
+def test_vectors_do_it_where_registers_are_not_built() -> None:
+    vectors = native_with(VECTOR_FLAGS)
+    assert not library_with(VECTOR_FLAGS).splitflap_has_matrices()
+    for shape in SHAPES:
+        weight, x = numbers(*shape), numbers(max(ROWS), shape[1])
+        whole, exact = logits(vectors, x, weight), x.double() @ weight.double().T
+        assert ((whole - exact).norm() / exact.norm()).item() < 1e-6
+        assert torch.equal(
+            torch.cat([logits(vectors, x[i : i + 1], weight) for i in range(70)]), whole
+        )
 
 
 def test_plain_registers_are_used_where_they_are_built() -> None:
