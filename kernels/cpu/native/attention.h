@@ -8,7 +8,8 @@
 #include "pool.h"
 
 constexpr int SEGMENT = 256;
-constexpr int TILE_QUERIES = amx::IS_BUILT ? 32 : 24;  // queries times heads of a group, where there are many queries
+// Queries times heads of a group, where there are many queries.
+constexpr int TILE_QUERIES = amx::IS_BUILT ? amx::MOST_ROWS : 24;
 
 struct Batch {
     const int64_t* token_ids;

@@ -138,6 +138,7 @@ INLINE void multiply_rows(int rows, const E* a, int64_t a_stride, const S* const
     tiles_kernel<E, S, TILES>(rows)(a, a_stride, tiles, step, steps, next, out, out_stride);
 }
 
+// The same of groups of LANES tokens, each with all its columns.
 template <class E, class S, int TILES>
 INLINE void multiply_row_groups(int rows, const E* a, int64_t a_stride, const S* const* groups,
                                 int num_groups, int64_t column, int64_t step,

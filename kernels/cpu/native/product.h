@@ -223,8 +223,8 @@ struct Product : Phase {
             keep_lanes(at, start, count, made, lanes);
     }
 
-    inline __attribute__((always_inline)) void keep_lanes(int64_t at, int64_t start, int count, const float* made,
-                                  int lanes) const {
+    inline __attribute__((always_inline)) void keep_lanes(int64_t at, int64_t start, int count,
+                                                          const float* made, int lanes) const {
         for (int r = 0; r < count; r++, made += 2 * LANES, start += out_stride) {
             const Floats v = number(made, at);
             float* numbers = (float*)out + start;
