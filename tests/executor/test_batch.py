@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import numpy as np
 
 from services.executor.batch import flatten, logit_tokens, pack
@@ -45,7 +47,8 @@ def test_a_table_longer_than_its_sequence_is_cut():
 def test_the_dtypes_are_the_contracts():
     batch = packed(row())
     dtypes = {
-        name: str(getattr(batch, name).dtype).removeprefix("torch.") for name in batch.__slots__
+        field.name: str(getattr(batch, field.name).dtype).removeprefix("torch.")
+        for field in fields(batch)
     }
     assert dtypes == {
         "token_ids": "int64",
