@@ -20,7 +20,7 @@ namespace amx {
 #if !defined(SPLITFLAP_HAS_REGISTERS)
 
 constexpr bool IS_BUILT = false;
-constexpr int MOST_ROWS = 1;
+constexpr int SHORT = 1, MOST_ROWS = 1;
 INLINE bool are_allowed() { return false; }
 INLINE void release() {}
 template <class... Arguments>

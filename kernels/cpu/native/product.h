@@ -124,7 +124,8 @@ struct Product : Phase {
 
     static constexpr int MOST = std::max(MOST_ROWS<A, 2>, amx::MOST_ROWS);
     static int most() { return most_rows<A, A, 2>(); }
-    static constexpr int64_t UNFETCHED_ROWS = 3;  // so few, and the CPU looks ahead better itself
+    // So few, and the CPU looks ahead better itself: it is soon done with what it has.
+    static int unfetched_rows() { return on_matrices<A, A>() ? amx::SHORT : 3; }
     static constexpr int64_t CACHED_BYTES = (amx::IS_BUILT ? 1024 : 384) * 1024;  // of rows
 
     int64_t rows_at_once() const {
@@ -165,7 +166,7 @@ struct Product : Phase {
                 tiles_of(*next, next_is_gated, next_unit(member), soon);
             else
                 fetched = nullptr;
-            const bool is_left_alone = rows <= UNFETCHED_ROWS && !(unit + 1 == end && is_last_of_share);
+            const bool is_left_alone = rows <= unfetched_rows() && !(unit + 1 == end && is_last_of_share);
             run_unit(unit, tiles, is_left_alone ? nullptr : fetched, first_row, end_row);
         }
     }
