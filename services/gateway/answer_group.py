@@ -65,6 +65,12 @@ class AnswerGroup:
         """One a prompt, in their order."""
         return self._streams
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether somebody else has begun to take the answer over; of several requests, any."""
+        refusals = [stream.refusal for stream in self._streams]
+        return any(one is not None and one.code is ErrorCode.MOVED for one in refusals)
+
     def submit(self, submit: Submit) -> None:
         """Send one more request. Raises: WireError if it has no wire form."""
         number = len(self._streams)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Set
 
 from services.gateway.answer_stream import AnswerStream
+from services.gateway.last_words import LastWord, LastWords
 from shared.errors import ErrorCode
 from shared.ids import RequestId
 from shared.messages import Attach, Refused
@@ -17,6 +18,8 @@ class _Asked:
         self.answer: asyncio.Future[AnswerStream | Refused] = (
             asyncio.get_running_loop().create_future()
         )
+        self.word: LastWord | None = None
+        """Of the reader before, who left meanwhile; for the case that nothing comes of this."""
 
     def answered(self, answer: AnswerStream | Refused) -> None:
         """Wake whoever waits, if it still does."""
@@ -25,13 +28,22 @@ class _Asked:
 
 
 class Attaching:
-    """Asks by `send` at once and again at each beat; `let_go` takes a stream nobody waits for."""
+    """Asks by `send` at once and again at each beat; `let_go` takes a stream nobody waits for.
+
+    Whatever this gateway says last of a request, the scheduler takes for said of its reader at that
+    time. So what waits in `last_words` is said before the request is asked for, and what its reader
+    here has to say while it is asked for is kept back.
+    """
 
     def __init__(
-        self, send: Callable[[Attach], bool], let_go: Callable[[AnswerStream], None]
+        self,
+        send: Callable[[Attach], bool],
+        let_go: Callable[[AnswerStream], None],
+        last_words: LastWords,
     ) -> None:
         self._send = send
         self._let_go = let_go
+        self._last_words = last_words
         self._asked: dict[RequestId, _Asked] = {}
 
     @property
@@ -45,9 +57,10 @@ class Attaching:
         """The stream, or why there is none. Raises: TimeoutError if nobody says so in time."""
         asked = _Asked(Attach(request_id, key_hash))
         if (before := self._asked.get(request_id)) is not None:
+            asked.word = before.word
             before.answered(moved(request_id))
         self._asked[request_id] = asked
-        self._send(asked.attach)
+        self._ask(asked)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asked.answer
@@ -59,17 +72,35 @@ class Attaching:
             raise
         finally:
             if self._asked.get(request_id) is asked:
-                del self._asked[request_id]
+                self._end(request_id)
 
     def beat(self) -> None:
         """Ask again: the scheduler may not have heard, or be another one by now."""
         for asked in self._asked.values():
-            self._send(asked.attach)
+            self._ask(asked)
 
     def answered(self, request_id: RequestId, answer: AnswerStream | Refused) -> None:
         """The scheduler's answer."""
-        if (asked := self._asked.pop(request_id, None)) is not None:
+        if (asked := self._asked.get(request_id)) is not None:
+            if isinstance(answer, AnswerStream):
+                asked.word = None  # its new reader has the last word
+            self._end(request_id)
             asked.answered(answer)
+
+    def keeps_back(self, word: LastWord) -> bool:
+        """Whether this is of a request that is asked for: then it is said only if that fails."""
+        if (asked := self._asked.get(word.request_id)) is None:
+            return False
+        asked.word = asked.word or word
+        return True
+
+    def _ask(self, asked: _Asked) -> None:
+        if self._last_words.are_said_of(asked.attach.request_id):
+            self._send(asked.attach)
+
+    def _end(self, request_id: RequestId) -> None:
+        if (word := self._asked.pop(request_id).word) is not None:
+            self._last_words.say(word)
 
 
 def moved(request_id: RequestId) -> Refused:

@@ -40,8 +40,8 @@ class Generation:
     """Carries out one `Call` whose prompts are already tokens: `start` it, or `take_over`.
 
     `arrived_at` is when its request had come whole (monotonic seconds); `clock` stands on its
-    client's connection. `release` it, whatever
-    happens: that tells the scheduler (Done, Cancel or Detach).
+    client's connection. `release` it, whatever happens: that tells the scheduler (Done, Cancel or
+    Detach).
     """
 
     def __init__(
@@ -136,18 +136,18 @@ class Generation:
         self._group.close()
         for stream in self._group.streams:
             self._link.release(stream, keeps=keeps, is_told=self._is_told)
-        if keeps and not self._is_told:
-            reason = "client_gone"
+        if keeps and not self._is_told and not self._group.has_moved:
+            reason = "slow_reader" if self._has_stalled else "client_gone"
             if self._link.is_leaving:
                 reason = "draining"
-            elif self._has_stalled:
-                reason = "slow_reader"
             gauges.STREAMS_DETACHED.labels(reason=reason).inc()
 
     @property
     def _keeps(self) -> bool:
         """Whether the requests are kept for a client that may come back."""
         options = self.call.stream
+        if options is not None and self._group.has_moved:
+            return True  # it has come back, and asks for one request after the other
         if options is None or self.error_code not in (None, ErrorCode.DRAINING):
             return False
         if self._is_told:

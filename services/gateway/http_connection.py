@@ -3,6 +3,7 @@
 from aiohttp import http_exceptions, web
 
 from services.gateway import failures, gauges
+from services.gateway.connection_clock import clock_of
 from services.gateway.failures import Failure
 from shared.logs import get_logger
 
@@ -37,10 +38,17 @@ class HttpConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the answer, or what aiohttp refused ahead of our middleware (`Expect`)."""
+        """Send the answer, or what aiohttp refused ahead of our middleware (`Expect`).
+
+        What comes after it has been sent, and not before, belongs to the next request.
+        """
         if isinstance(resp, web.HTTPException):
             resp = _answer(failures.of_http(resp))
-        return await super().finish_response(request, resp, start_time)
+        finished = await super().finish_response(request, resp, start_time)
+        clock = clock_of(self.transport)
+        if clock is not None and request.content.is_eof():
+            clock.request_ended()
+        return finished
 
 
 def _answer(failure: Failure) -> web.Response:

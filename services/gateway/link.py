@@ -14,6 +14,7 @@ from prometheus_client import Counter
 
 from services.gateway.answer_stream import AnswerStream
 from services.gateway.attaching import Attaching, moved
+from services.gateway.last_words import LastWord, LastWords, gone
 from services.gateway.pins import GatewayPins
 from services.gateway.readiness import LinkTimes, Readiness
 from shared.curve import ClientKeys
@@ -89,11 +90,10 @@ class SchedulerLink:
         )
         self.pins = GatewayPins(self._dealer.send)
         self._streams: dict[RequestId, AnswerStream] = {}
+        self._last_words = LastWords(self._dealer.send)
         self._attaching = Attaching(
-            self._dealer.send, lambda stream: self.release(stream, keeps=True)
+            self._dealer.send, lambda stream: self.release(stream, keeps=True), self._last_words
         )
-        self._unsent: dict[RequestId, Cancel | Detach | Done] = {}
-        self._orphans: set[RequestId] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_leaving = False
@@ -154,18 +154,21 @@ class SchedulerLink:
         If it `keeps`, the request is kept for whoever comes for the rest, or (`is_told`) for the
         last of it in case it was lost on the way.
         """
-        if self._streams.get(stream.request_id) is stream:
+        reader = self._streams.get(stream.request_id)
+        if reader is stream:
             del self._streams[stream.request_id]
+        elif reader is not None:
+            return  # somebody else reads it here by now
         if not self._streams:
             self._idle.set()
         if stream.submitted_to is None or (stream.is_refused and not stream.is_ours_to_cancel):
             return
         if keeps and stream.submit.context:
-            self._send_last(Detach(stream.request_id, is_told))
+            self._say_last(Detach(stream.request_id, is_told))
         elif stream.is_complete and not stream.is_refused:
-            self._send_last(Done(stream.request_id))
+            self._say_last(Done(stream.request_id))
         else:
-            self._send_last(_gone(stream.request_id))
+            self._say_last(gone(stream.request_id))
 
     def leave(self, why: str) -> None:
         """End every open answer here with an error; streams can go on at other gateways."""
@@ -184,7 +187,7 @@ class SchedulerLink:
         if not stream.is_over:
             stream.fail(code, why)
             if stream.submitted_to is not None:
-                self._send_last(_gone(stream.request_id))
+                self._say_last(gone(stream.request_id))
                 stream.submitted_to = None
 
     # ------------------------------------------------------------------ running
@@ -219,14 +222,9 @@ class SchedulerLink:
             self.fail_all(f"the server was not ready for {lost_s:g} s ({phase}); try again later")
         # Every time: a scheduler that took us for dead forgot us, and its Welcome resends.
         self._dealer.send(Hello(self.boot))
+        self._last_words.beat(self._streams.keys() | self._attaching.request_ids)
         self._attaching.beat()
-        for request_id in self._orphans - self._streams.keys() - self._attaching.request_ids:
-            self._unsent.setdefault(request_id, _gone(request_id))
-        self._orphans.clear()
         self.pins.beat()
-        for request_id, message in list(self._unsent.items()):
-            if self._dealer.send(message):
-                del self._unsent[request_id]
         self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
@@ -244,9 +242,9 @@ class SchedulerLink:
         else:
             stream.submitted_to = None
 
-    def _send_last(self, message: Cancel | Detach | Done) -> None:
-        if not self._dealer.send(message):
-            self._unsent[message.request_id] = message
+    def _say_last(self, word: LastWord) -> None:
+        if not self._attaching.keeps_back(word):
+            self._last_words.say(word)
 
     # ------------------------------------------------------------------ what the scheduler says
 
@@ -275,7 +273,7 @@ class SchedulerLink:
         for run in message.items:
             stream = self._streams.get(run.request_id)
             if stream is None:
-                self._orphans.add(run.request_id)
+                self._last_words.came_for_nobody(run.request_id)
             elif not stream.arrived(run):
                 _GAPS.inc()
 
@@ -284,13 +282,13 @@ class SchedulerLink:
         if stream is not None:
             stream.ended(message)
         elif message.request_id not in self._attaching.request_ids:
-            self._send_last(Done(message.request_id))
+            self._say_last(Done(message.request_id))
 
     def _on_attached(self, message: Attached) -> None:
         before = self._streams.get(message.request_id)
         if message.request_id not in self._attaching.request_ids:
             if before is None:  # who wanted it has left meanwhile
-                self._send_last(Detach(message.request_id))
+                self._say_last(Detach(message.request_id))
             return
         if before is not None:
             before.refused(moved(message.request_id))
@@ -336,8 +334,7 @@ class SchedulerLink:
         if self._scheduler.beat(message):
             if not is_first:
                 _log.warning("scheduler_restarted", open_requests=len(self._streams))
-            self._unsent.clear()  # about requests that this scheduler never heard of
-            self._orphans.clear()
+            self._last_words.forget()
             self.pins.restarted()
             self._dealer.send(Hello(self.boot))  # do not wait for the next beat
         else:
@@ -354,7 +351,3 @@ class SchedulerLink:
                 self._send_submit(stream)
         if not self._scheduler.is_ready:
             self._send_heartbeat()  # the answer says whether its phase is over
-
-
-def _gone(request_id: RequestId) -> Cancel:
-    return Cancel(request_id, None, CancelReason.CLIENT_GONE)

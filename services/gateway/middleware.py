@@ -52,8 +52,6 @@ async def around(request: web.Request, handler: _Handler) -> web.StreamResponse:
         is_gone = isinstance(error, asyncio.CancelledError | ConnectionError)
         _note(request, failures.CLIENT_GONE if is_gone else 500, began)
         raise
-    if clock is not None and request.content.is_eof():
-        clock.request_ended()
     if not response.prepared:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
     _note(request, response.status, began)

@@ -10,6 +10,7 @@ import pytest
 from services.gateway.connection_clock import ClockTimes, clocked
 from shared.messages import Cancel
 from tests.gateway.house import House, held_stream, narrow, open_house
+from tests.gateway.scripted_scheduler import Script
 
 PATH = "/v1/completions"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,6 +42,14 @@ async def test_the_clock_stops_when_the_request_is_there(tmp_path: Path) -> None
 async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
     async with open_house(tmp_path, request_read_timeout_s=0.1) as house:
         assert await house.raw(b"") == b""
+
+
+def posted(body: bytes) -> bytes:
+    """A completion as it is asked for."""
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
 
 
 async def answer_to(connection, sent: bytes) -> bytes:
@@ -96,6 +105,32 @@ async def test_a_body_that_comes_after_its_answer_begins_no_request(tmp_path: Pa
         await writer.wait_closed()
 
 
+async def test_a_request_that_comes_while_an_answer_is_sent_stops_no_answer(tmp_path: Path) -> None:
+    """The answer is made, and more than the buffers hold: its reader takes its time."""
+    options = {"max_model_len": 10**7}
+    async with open_house(
+        tmp_path, request_read_timeout_s=0.1, ping_interval_s=0.05, scheduler_options=options
+    ) as house:
+        house.scheduler.script.append(Script(runs=[b"x" * 200_000] * 8))
+        reader, writer = await asyncio.open_connection(sock=narrow(house), limit=2**12)
+        writer.write(posted(b'{"prompt": "Hi", "max_tokens": 9000000, "return_token_ids": true}'))
+        made = f'http_requests_total{{path="{PATH}",status="200"}}'
+        before = await house.metric(made)
+        async with asyncio.timeout(10):
+            while await house.metric(made) == before:
+                await house.scheduler.until_next()
+        writer.write(LIVE.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        await pings(house, 6)
+        async with asyncio.timeout(20):
+            told = await reader.read()
+        head, _, rest = told.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        body, after, _ = rest.rpartition(b"HTTP/1.1 200")
+        assert after, "the second request was answered"
+        assert json.loads(body)["usage"]["completion_tokens"] == 8 * 200_000
+        writer.close()
+
+
 # ------------------------------------------------------------------ answers
 
 
@@ -105,10 +140,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_stream_kept(tmp_pa
         house.scheduler.holds = True
         _, writer = await asyncio.open_connection(sock=narrow(house), limit=2**12)
         body = b'{"prompt": "Hi", "stream": true, "max_tokens": 9000000, "return_token_ids": true}'
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        writer.write(posted(body))
         submit = await house.scheduler.submitted()
         for _ in range(8):  # more than the kernel's buffers hold
             house.scheduler.run(submit.request_id, b"x" * 200_000)

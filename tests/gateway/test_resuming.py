@@ -13,6 +13,7 @@ import pytest
 from services.gateway.stream_context import NotUnderstood, unpacked
 from shared.errors import ErrorCode
 from shared.messages import Attach, Cancel, CancelReason, Detach, Done, Hello, Refused, Submit
+from tests.gateway.cut_streams import KEPT, PATH, id_of_next, left, refused, resumed
 from tests.gateway.house import (
     Events,
     House,
@@ -23,49 +24,6 @@ from tests.gateway.house import (
     restart,
     text_of,
 )
-
-PATH = "/v1/completions"
-KEPT = {"stream_options": {"resumable": True}}
-
-
-@asynccontextmanager
-async def resumed(
-    house: House, request_id: str, last: str | None = None, **headers: str
-) -> AsyncIterator[Events]:
-    """GET of a stream, behind the event of that id."""
-    if last is not None:
-        headers["Last-Event-ID"] = last
-    url = f"{house.url}/v1/streams/{request_id}"
-    async with house.http.get(url, headers=headers) as response:
-        assert response.status == 200, await response.text()
-        assert response.content_type == "text/event-stream"
-        yield Events(response)
-
-
-async def id_of_next(events: Events) -> str:
-    """The id of the next event that has one."""
-    while lines := await events.frame():
-        if lines[0].startswith("id: "):
-            return lines[0].removeprefix("id: ")
-    raise AssertionError("the stream is over")
-
-
-async def left(house: House, **fields: Any) -> tuple[Submit, str]:
-    """A stream of "abc", not whole, whose client has left; and the id of what it got last."""
-    async with held_stream(house, **{**KEPT, **fields}) as held:
-        held.run("abc")
-        last = await id_of_next(held.events)
-        held.events.response.close()
-    await house.scheduler.until(lambda: held.request_id in house.scheduler.detached)
-    return held.submit, last
-
-
-async def refused(house: House, method: str, path: str, **headers: str) -> tuple[int, str, str]:
-    """(status, code, message)."""
-    async with house.http.request(method, house.url + path, headers=headers) as response:
-        error = (await response.json())["error"]
-        return response.status, error["code"], error["message"]
-
 
 # ------------------------------------------------------------------ leaving
 
@@ -252,21 +210,6 @@ async def test_if_a_part_of_a_call_is_gone_the_rest_is_left_for_others(house: Ho
     assert (await refused(house, "GET", f"/v1/streams/{ids[0]}"))[0] == 404
     await house.scheduler.until(lambda: ids[0] in house.scheduler.detached)
     assert house.gateway.link.num_open == 0
-
-
-async def test_a_client_that_comes_back_before_it_is_missed_takes_its_stream_along(house) -> None:
-    async with held_stream(house) as held:
-        held.run("abc")
-        last = await id_of_next(held.events)
-        async with resumed(house, held.request_id, last) as events:
-            told = await held.events.rest()
-            held.run("de")
-            assert text_of([await events.next()]) == "de"
-            held.finish()
-            assert (await events.rest())[-1] == "[DONE]"
-    assert (told[-2]["error"]["code"], told[-1]) == ("stream_moved", "[DONE]")
-    await house.scheduler.until(lambda: bool(house.scheduler.of(Done)))
-    assert house.scheduler.of(Cancel) == []
 
 
 async def test_a_stream_that_was_taken_over_survives_the_scheduler(house: House) -> None:

@@ -114,6 +114,23 @@ def test_a_stream_goes_on_while_nobody_reads_it_and_is_there_when_somebody_does(
     until(lambda: stack.metrics()["detached_streams"] == 1, "kept once more")
 
 
+def test_a_client_whose_old_connection_still_stands_takes_all_of_its_prompts_along(stack):
+    path, wish = WISHES["several prompts"]
+    whole = joined(streamed(stack, path, wish).read())
+    with counted(stack) as grown:
+        cut = streamed(stack, path, wish).read(4)
+        chunks, last_id = list(cut.chunks), cut.last_id
+        rest = go_on(stack, cut)
+        cut.read()
+        assert (cut.error, cut.is_done) == ("stream_moved", True)
+        assert rest.read().is_done
+    cut.chunks, cut.last_id = chunks, last_id
+    assert joined(cut, rest) == whole
+    assert grown["streams_attached_total"] == 3
+    assert grown["requests_cancelled_total"] == 0
+    until(stack.is_idle, "idle")
+
+
 def test_gateway_and_scheduler_killed_at_once_cost_no_stream_whose_client_asks_again(stack):
     """Nobody is left who knows the streams; the clients say again what they had asked."""
     wishes = {name: WISHES[name] for name in ("several answers", "unseeded", "a chat")}
