@@ -59,7 +59,7 @@ $(VENV)/.installed: pyproject.toml ops/constraints.txt
 	@touch $@
 
 $(VENV)/.kernels: $(VENV)/.installed $(wildcard kernels/cpu/native/*.cpp kernels/cpu/native/*.h)
-	@echo "[4/4] building the CPU kernels (seconds with a C++ compiler, \$$CXX or g++; half a minute without)"
+	@echo "[4/4] building the CPU kernels (seconds with a C++ compiler, \$$CXX, g++ or clang++; half a minute without)"
 	@$(BIN)/python -m kernels.cpu.warm_up
 	@touch $@
 

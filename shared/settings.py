@@ -124,7 +124,9 @@ class GatewaySettings(CommonSettings):
         ),
     )
     max_body_bytes: Positive = Field(4 * 2**20, description="largest request body")
-    request_read_timeout_s: Seconds = Field(30.0, description="longest wait for a request's body")
+    request_read_timeout_s: Seconds = Field(
+        30.0, description="longest wait for a request's head, and for its body"
+    )
     api_key: Annotated[tuple[str, ...], NoDecode, BeforeValidator(api_keys)] = Field(
         (),
         repr=False,

@@ -10,8 +10,9 @@ whatever else the machine does hits both; read the ratios, then the medians. A r
 Floor and prediction, written before measuring (SmolLM2-135M, bfloat16, 2 cores of Zen 4, context
 about 200). Floor: the bytes of weights and cache at 48 GB/s, the products at 422 GFLOP/s: 5.7 ms at
 batch 1, 21 ms at 32. Predicted: 8 ms and
-36 ms, that is 4 and 3 times transformers. Measured, on a machine that gave only 28 GB/s and 170
-GFLOP/s at the time (floor 10 ms and 30 ms): 12.7 ms and 49 ms, 3.0 and 3.4 times transformers.
+36 ms, that is 4 and 3 times transformers. Measured with numba's machine code, then the only back
+end of a CPU, on a machine that gave only 28 GB/s and 170 GFLOP/s at the time (floor 10 ms and
+30 ms): 12.7 ms and 49 ms, 3.0 and 3.4 times transformers.
 """
 
 import argparse

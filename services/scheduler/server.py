@@ -33,10 +33,12 @@ from services.scheduler.core.events import (
     Tick,
     UnpinRequested,
 )
-from services.scheduler.core.machine import Scheduler, SchedulerConfig
+from services.scheduler.core.machine import Scheduler
+from services.scheduler.core_config import core_config_of
 from services.scheduler.overdue import Overdue
 from services.scheduler.report import report_every_so_often
 from services.scheduler.step_seconds import StepSeconds
+from services.scheduler.unsent import Unsent
 from shared.errors import InvariantBroken, WireError
 from shared.ids import Boot
 from shared.links import Router
@@ -100,28 +102,11 @@ class SchedulerServer:
     bystanders: Bystanders = field(default_factory=Bystanders)
     gateways: dict[Gateway, float] = field(default_factory=dict)
     step_seconds: StepSeconds = field(default_factory=StepSeconds)
+    unsent: Unsent = field(default_factory=Unsent)
 
     def __post_init__(self) -> None:
         self.overdue = Overdue(self.settings.step_timeout)
-        self.core = Scheduler(
-            SchedulerConfig(
-                boot=self.boot,
-                max_num_seqs=self.settings.max_num_seqs,
-                max_num_batched_tokens=self.settings.max_num_batched_tokens,
-                watermark=self.settings.watermark,
-                max_num_queued_reqs=self.settings.max_num_queued_reqs,
-                max_num_queued_tokens=self.settings.max_num_queued_tokens,
-                preemption_mode=self.settings.preemption_mode,
-                enable_prefix_caching=self.settings.enable_prefix_caching,
-                scheduling_policy=self.settings.scheduling_policy,
-                max_pinned_share=self.settings.max_pinned_share,
-                enable_kv_bill=self.settings.enable_kv_bill,
-                plans_in_flight=self.settings.plans_in_flight,
-                stream_ttl_s=self.settings.stream_ttl,
-                max_detached_streams=self.settings.max_detached_streams,
-                max_detached_bytes=self.settings.max_detached_bytes,
-            )
-        )
+        self.core = Scheduler(core_config_of(self.settings, self.boot))
 
     @property
     def activity(self) -> Activity:
@@ -150,34 +135,39 @@ class SchedulerServer:
     def handle(self, event: Event) -> None:
         """Give the core one event and carry out what it answers.
 
-        A plan too long for a message is refused here, as the executor would refuse it. Raises:
-        InvariantBroken if the core wants something said to a gateway that has no wire form.
+        A plan too long for a message is refused here, as the executor would refuse it: when it is
+        the oldest in flight. Raises: InvariantBroken if the core wants something said to a gateway
+        that has no wire form.
         """
-        refused = []
         for command in self.core.handle(event):
-            try:
-                self._carry_out(command)
-            except WireError as error:
-                if not isinstance(command, RunStep):
-                    raise InvariantBroken(f"{type(command).__name__}: {error}") from error
-                refused.append(StepFailed(self.boot, command.plan.step_id, str(error)))
-        for failed in refused:
-            self._step_failed(failed, self.clock())
+            self._carry_out(command)
+        if refusal := self.unsent.due(self.core.steps.oldest):
+            self._step_failed(refusal, self.clock())
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Reply(gateway, message):
-                self.requests.send(gateway, message)  # lost if not taken: a heartbeat mends it
+                try:
+                    self.requests.send(gateway, message)  # lost if not taken: a heartbeat mends it
+                except WireError as error:
+                    raise InvariantBroken(f"{type(message).__name__}: {error}") from error
             case RunStep(plan):
                 self._run(plan)
 
     def _run(self, plan: StepPlan) -> None:
+        if self.executor is None:
+            return  # lost at the plan before: the core has forgotten this one too
         for preemption in plan.preemptions:
             _log.info(
                 "sequence_preempted", sequence=preemption.sequence_id, by=preemption.mode.value
             )
         self.step_seconds.sent(plan.step_id, self.clock())
-        if self.executor is None or not self.steps.send(self.executor.peer, plan):
+        try:
+            is_taken = self.steps.send(self.executor.peer, plan)
+        except WireError as error:
+            self.unsent.keep(StepFailed(self.boot, plan.step_id, str(error)))
+            return
+        if not is_taken:
             self._lose_executor("it took no plan")
 
     # ----------------------------------------------------------------- request link
@@ -305,6 +295,7 @@ class SchedulerServer:
         self.executor = None
         self.phase = NO_EXECUTOR
         self.step_seconds.lost()
+        self.unsent.lost()
         self.handle(ExecutorLost(self.clock()))
 
     def _give_up(self, executor: _Executor, standstill_s: float) -> None:

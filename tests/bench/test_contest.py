@@ -19,6 +19,8 @@ from ops.bench.contest.floor import Floor, Limits, Work
 from ops.bench.contest.results import Results, Server
 from ops.bench.contest.runners import Measure
 from ops.bench.contest.table import write_table
+from shared import settings
+from shared.errors import StartError
 from shared.geometry import ModelShape
 from tests.bench.tiny_tokens import tiny_tokens
 
@@ -195,6 +197,18 @@ def test_peers_that_are_named_are_all_that_run(a_machine_without_peers, monkeypa
     assert find_peers(None) == ([OpenVino(python)], False)
     assert find_peers("transformers") == ([], True)
     assert find_peers("none") == ([], False)
+
+
+def test_the_variable_of_peers_is_read_and_no_setting(a_machine_without_peers, monkeypatch):
+    """`splitflap up` inherits it, and refuses a name like those of its settings."""
+    llama = executable(a_machine_without_peers / "llama-server")
+    monkeypatch.setenv("BENCH_PEERS", f"llama={llama}")
+    assert find_peers(None) == ([LlamaServer(llama)], False)
+    monkeypatch.delenv("SPLITFLAP_CONFIG", raising=False)
+    settings.load(settings.UpSettings, [], "splitflap up")
+    monkeypatch.setenv("SPLITFLAP_BENCH_PEERS", "none")
+    with pytest.raises(StartError, match="no setting is called bench_peers"):
+        settings.load(settings.UpSettings, [], "splitflap up")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from shared.messages import (
     Welcome,
 )
 from shared.sampling import DrawParams, SamplingParams
-from tests.scheduler.world import READY, SUBMIT, World, hear, run_plan, say, until
+from tests.scheduler.world import READY, SUBMIT, World, answer, hear, run_plan, say, until
 
 
 async def test_a_request_goes_through(world):
@@ -217,6 +217,61 @@ async def test_a_plan_too_long_for_a_message_ends_its_requests_and_nothing_else(
     for _ in range(2):
         await run_plan(executor)
     assert (await hear(gateway, Finished)).request_id == SUBMIT.request_id
+
+
+async def test_a_plan_too_long_for_a_message_is_refused_though_others_are_in_flight(
+    world, monkeypatch
+):
+    """The core takes results in the plans' order only: this refusal has to wait for its turn."""
+    gateway, executor = await world.gateway(), await world.executor()
+    await hear(gateway, Welcome)
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 900)
+    await say(gateway, SUBMIT)
+    running = await hear(executor, StepPlan)
+    draw = DrawParams(presence_penalty=1.0)
+    wish = SamplingParams(draw, n=4, max_tokens=8, ignore_eos=True)
+    await say(gateway, replace(SUBMIT, request_id="cmpl-2", prompt=(65,) * 56, sampling=wish))
+    while (await hear(gateway, Accepted)).request_id != "cmpl-2":
+        pass
+    await answer(executor, running)  # there is room in flight: the long plan follows the second
+    await hear(gateway, Tokens)
+    second = await hear(executor, StepPlan)
+    ids = [sent.plan.step_id for sent in world.server.core.steps.in_flight]
+    assert ids == [second.step_id, second.step_id + 1], "the long one waits behind"
+    assert total(world, "steps_refused") == 0
+    await answer(executor, second, 71)
+    ended = {(await hear(gateway, Finished)).request_id for _ in range(5)}
+    assert ended == {"cmpl-1", "cmpl-2"}
+    assert total(world, "steps_refused") == 2, "the one after it was as long"
+    assert total(world, "results_dropped") == 0
+    assert not world.server.core.steps.in_flight
+    await say(gateway, replace(SUBMIT, request_id="cmpl-3"))
+    for _ in range(2):
+        await run_plan(executor)
+    finished = await hear(gateway, Finished)
+    assert (finished.request_id, finished.reason) == ("cmpl-3", "length")
+
+
+async def test_an_executor_that_died_idle_costs_the_next_one_nothing(world):
+    """Two plans follow from one request: the first finds it gone, the second leaves no trace."""
+    gateway, executor = await world.gateway(), await world.executor()
+    world.leave(executor)
+    await until(lambda: not world.server.steps.send(b"e5", Heartbeat(world.server.boot)))
+    assert world.server.executor is not None, "its silence is yet to be noticed"
+    await say(gateway, SUBMIT)
+    await until(lambda: world.server.executor is None)
+    assert world.server.core.counters.plans_lost == 2
+    for _ in range(21):  # more than --step-timeout
+        world.now += SILENCE_S - 0.1
+        await say(gateway, Heartbeat(Boot(9)))
+        await hear(gateway, Heartbeat)
+    another = await world.executor(b"e6", replace(READY, boot=Boot(6)))
+    await until(lambda: world.server.core.steps.in_flight)
+    assert world.server.step_seconds.moved_at == world.now, "its time begins now"
+    for _ in range(2):
+        await run_plan(another)
+    assert (await hear(gateway, Finished)).reason == "length"
+    assert total(world, "step_timeouts") == 0
 
 
 async def test_a_deadline_passes_before_there_is_any_executor(world):

@@ -41,6 +41,7 @@ class World:
         self._requests = f"ipc://{folder}/r"
         self._steps = f"ipc://{folder}/s"
         self._open = contextlib.ExitStack()
+        self._peers = []
         self.server = SchedulerServer(
             SchedulerSettings(**settings),
             self._open.enter_context(Router("request", self._requests, TO_SCHEDULER)),
@@ -53,7 +54,14 @@ class World:
         endpoint, accepted = (
             (self._requests, TO_GATEWAY) if link == "request" else (self._steps, TO_EXECUTOR)
         )
-        return self._open.enter_context(Dealer(link, endpoint, accepted, identity=identity))
+        peer = Dealer(link, endpoint, accepted, identity=identity)
+        self._peers.append(peer)
+        return peer
+
+    def leave(self, peer):
+        """It closes its socket, and says nothing."""
+        self._peers.remove(peer)
+        peer.close()
 
     async def gateway(self, identity=b"g1"):
         peer = self.peer("request", identity)
@@ -69,6 +77,8 @@ class World:
     async def close(self):
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        for peer in self._peers:
+            peer.close()
         self._open.close()
 
 
@@ -94,7 +104,12 @@ async def until(holds):
 async def run_plan(executor, token_id=70):
     """Answer the next plan: every sample draws `token_id`."""
     plan = await hear(executor, StepPlan)
+    await answer(executor, plan, token_id)
+    return plan
+
+
+async def answer(executor, plan, token_id=70):
+    """Answer this plan."""
     samples = [sample for row in plan.rows for sample in row.samples]
     drawn = tuple(Sampled(sample.sequence_id, token_id) for sample in samples)
     await say(executor, StepResult(plan.boot, plan.step_id, drawn))
-    return plan

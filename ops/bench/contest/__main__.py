@@ -5,8 +5,8 @@
 Every server stays up for the whole run. A round goes through the cells (docs/bench.md, workloads);
 before each the machine's limits are measured, then the servers have their turns at the same
 requests, in an order that shifts by one each round. Reported are medians of the rounds.
-Peers are those of --peers, else of $SPLITFLAP_BENCH_PEERS, else those on the PATH; transformers'
-`generate` runs offline beside them.
+Peers are those of --peers, else of $BENCH_PEERS, else all that are found on the PATH or can be
+imported. transformers' `generate` runs offline beside them: if nobody was named, or it was too.
 """
 
 import argparse

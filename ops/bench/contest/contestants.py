@@ -23,7 +23,7 @@ from shared.model_source import DEFAULT_MODEL
 ROOT = Path(__file__).parents[3]
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64
-PEERS_VARIABLE = "SPLITFLAP_BENCH_PEERS"
+PEERS_VARIABLE = "BENCH_PEERS"  # `up` inherits it, and refuses a SPLITFLAP_* it does not know
 
 
 def cores() -> list[int]:
@@ -228,8 +228,9 @@ OFFLINE = "transformers"
 def find_peers(said: str | None) -> tuple[list[Contestant], bool]:
     """(servers, whether transformers runs too), of `vllm=/venv,llama=/bin/llama-server,...`.
 
-    `said` is --peers, else $SPLITFLAP_BENCH_PEERS; a name without a path is looked for on the PATH.
-    If nobody said anything, all that can be found there run, and transformers. "none" is nobody.
+    `said` is --peers, else $BENCH_PEERS; a name without a path is looked for on the PATH, openvino
+    among what can be imported. If nobody said anything, all that are found so run, and
+    transformers; else those that are named. "none" is nobody.
     Raises: SystemExit naming what is unknown or not there.
     """
     said = os.environ.get(PEERS_VARIABLE) if said is None else said

@@ -2,8 +2,8 @@
 
     python -m ops.bench.gateway_load.bare PORT BEAT_S
 
-Started by `gateway_load --bare` in a gateway's place: a task a stream, woken once a beat, which
-writes one event of a gateway's length and does nothing else.
+Started by `gateway_load --cells bare` in a gateway's place: a task a stream, woken once a beat,
+which writes one event of a gateway's length and does nothing else.
 """
 
 import asyncio

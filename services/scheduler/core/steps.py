@@ -75,6 +75,11 @@ class Steps:
         """Whether an executor takes plans."""
         return self._planner is not None
 
+    @property
+    def oldest(self) -> int | None:
+        """The id of the plan in flight whose result is next; None if there is none."""
+        return self.in_flight[0].plan.step_id if self.in_flight else None
+
     def usage(self) -> KVUsage:
         """Where the pool's places are, counted from the block tables now."""
         return self.holdings.allocator.usage() if self.holdings is not None else _NO_POOL
@@ -155,7 +160,7 @@ class Steps:
     def next_plan(self) -> SentPlan | None:
         """A plan to send now, if one may be sent and there is something to compute."""
         self._settle()
-        planner, oldest = self._planner, self._oldest
+        planner, oldest = self._planner, self.oldest
         if planner is None or len(self.in_flight) >= self._config.plans_in_flight:
             return None
         if oldest is not None and (self.in_flight[-1].is_doubtful or planner.has_suspect):
@@ -238,13 +243,9 @@ class Steps:
         if self.holdings is not None:
             self.holdings.branch(beam, twin)
 
-    @property
-    def _oldest(self) -> int | None:
-        return self.in_flight[0].plan.step_id if self.in_flight else None
-
     def _settle(self) -> None:
         if self.holdings is not None:
-            self.holdings.settle(self._oldest)
+            self.holdings.settle(self.oldest)
 
 
 def _forget_draws(sent: SentPlan) -> None:
