@@ -112,12 +112,18 @@ struct Attention : Phase {
 
     int64_t num_chunks() const override { return num_items; }
 
-    void run(int64_t chunk, int member, bool is_last_of_share) const override {
+    void run(int64_t chunk, int member, bool is_last_of_share, Hold& hold) const override {
+        const Attention mine = *this;  // outlives the phase, which may end without this chunk
+        mine.attend(chunk, member, is_last_of_share, hold);
+    }
+
+    void attend(int64_t chunk, int member, bool is_last_of_share, Hold& hold) const {
         const Item item = items[chunk];
         const Scratch mine(heads, scratch + member * scratch_bytes);
         const int64_t group = heads.group(), padded = heads.padded(), D = heads.head_dim;
         const int rows = (int)(item.num_queries * group);
         fetch_queries(item, mine);
+        hold.lend();
         for (int r = 0; r < rows; r++) {
             mine.largest[r] = -INFINITY;
             mine.totals[r] = 0;
@@ -154,6 +160,7 @@ struct Attention : Phase {
                      mine.largest_here[r], mine.totals_here[r], D, heads.scale);
             }
         }
+        if (!hold.keep()) return;
         for (int r = 0; r < rows; r++) {
             const float* sums = mine.sums + r * padded;
             if (item.part < 0) {
@@ -428,7 +435,7 @@ struct Merge : Phase {
 
     int64_t num_chunks() const override { return num_groups; }
 
-    void run(int64_t chunk, int, bool) const override {
+    void run(int64_t chunk, int, bool, Hold&) const override {
         const Heads& heads = attention->heads;
         const int64_t group = heads.group(), padded = heads.padded();
         const Group& whole = groups[chunk];

@@ -19,7 +19,10 @@ struct Turn {  // one call at a time
     Team& team = the_team();
     std::lock_guard<std::mutex> lock{team.busy};
     explicit Turn(int threads) { team.begin(threads); }
-    ~Turn() { amx::release(); }
+    ~Turn() {
+        team.recall();
+        amx::release();
+    }
 };
 
 Workspace workspace;
@@ -51,7 +54,7 @@ struct Readings : Phase {
 
     explicit Readings(F function) : function(function) {}
     int64_t num_chunks() const override { return count; }
-    void run(int64_t chunk, int member, bool) const override {
+    void run(int64_t chunk, int member, bool, Hold&) const override {
         Reader reader(vocab_size, Room(memory + member * bytes));
         function(reader, chunk);
     }

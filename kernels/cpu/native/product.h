@@ -150,7 +150,12 @@ struct Product : Phase {
         tiles[1] = (const A*)((const char*)matrix.tiles + second * size);
     }
 
-    void run(int64_t chunk, int member, bool is_last_of_share) const override {
+    void run(int64_t chunk, int member, bool is_last_of_share, Hold& hold) const override {
+        const Product mine = *this;  // outlives the phase, which may end without this chunk
+        mine.multiply(chunk, member, is_last_of_share, hold);
+    }
+
+    void multiply(int64_t chunk, int member, bool is_last_of_share, Hold& hold) const {
         const int64_t groups = chunks_of_units(), at_once = rows_at_once();
         const int64_t first_row = chunk / groups * at_once;
         const int64_t end_row = std::min(rows, first_row + at_once);
@@ -167,7 +172,10 @@ struct Product : Phase {
             else
                 fetched = nullptr;
             const bool is_left_alone = rows <= unfetched_rows() && !(unit + 1 == end && is_last_of_share);
-            run_unit(unit, tiles, is_left_alone ? nullptr : fetched, first_row, end_row);
+            if (unit == first) hold.lend();
+            if (!run_unit(unit, tiles, is_left_alone ? nullptr : fetched, first_row, end_row, hold,
+                          unit == first))
+                return;
         }
     }
 
@@ -177,8 +185,9 @@ struct Product : Phase {
         return member < members ? count * member / members : 0;
     }
 
-    void run_unit(int64_t unit, const A* const (&tiles)[2], const A* const* soon, int64_t first_row,
-                  int64_t end_row) const {
+    // False if the chunk is another's by now. It is lent until its first results are written.
+    bool run_unit(int64_t unit, const A* const (&tiles)[2], const A* const* soon, int64_t first_row,
+                  int64_t end_row, Hold& hold, bool is_lent) const {
         const int steps = (int)(round_up(matrix->inputs, PAIR<A>) / PAIR<A>);
         const int at_once = even_rows((int)(end_row - first_row), most());
         alignas(64) float made[MOST * 2 * LANES];
@@ -191,8 +200,11 @@ struct Product : Phase {
                 multiply_rows<A, A, 2>(count, a + row * a_stride, a_stride, tiles, LANES * PAIR<A>,
                                        steps, soon, made, 2 * LANES);
             soon = nullptr;
+            if (is_lent && !hold.keep()) return false;
+            is_lent = false;
             keep(unit, row, count, made);
         }
+        return true;
     }
 
     void keep(int64_t unit, int64_t row, int count, const float* made) const {

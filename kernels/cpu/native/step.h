@@ -96,7 +96,7 @@ struct Each : Phase {  // a phase of any function of (first, end) over `count` t
     Each(int64_t count, int64_t at_once, F function)
         : count(count), at_once(at_once), function(function) {}
     int64_t num_chunks() const override { return (count + at_once - 1) / at_once; }
-    void run(int64_t chunk, int, bool) const override {
+    void run(int64_t chunk, int, bool, Hold&) const override {
         function(chunk * at_once, std::min(count, (chunk + 1) * at_once));
     }
 };

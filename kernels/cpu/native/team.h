@@ -3,7 +3,8 @@
 // A step is a list of phases, a phase a number of chunks. Each member has a share of the chunks;
 // it takes those first (its caches know them), then what is left of the others'. Nobody waits for a
 // member that is not there: a member that is kept off its core by another process takes nothing,
-// and the leader does its share. The leader waits only for chunks that somebody has begun.
+// and the leader does its share. The leader waits only for chunks that somebody has begun, and not
+// for one that is lent: that it does again itself, and the member finds its own results not wanted.
 //
 // A follower keeps off the leader's core: on a busy machine Linux wakes it where the leader runs, and
 // then leaves both there.
@@ -21,6 +22,7 @@
 
 constexpr int MOST_MEMBERS = 64;
 constexpr int SPINS = 4000;  // about 50 us: longer than between two phases, shorter than noticed
+constexpr int PATIENCE = 500;  // spins of the leader before it takes a chunk that is lent
 
 INLINE void pause_briefly() {
 #if defined(__x86_64__)
@@ -30,9 +32,39 @@ INLINE void pause_briefly() {
 #endif
 }
 
+// A member's hold on the chunk that it is at. One taken off its core while its chunk is lent keeps
+// nobody waiting: the leader takes the chunk, and the phase may be over before the member is back.
+class Hold {
+  public:
+    // From now on the chunk may be taken, until `keep`. Till then its member writes nothing that
+    // others read, and reads of the phase itself nothing: only what outlives it (`Team::recall`). What
+    // it reads may be overwritten meanwhile: then its results are not wanted any more.
+    void lend() { state_.store(LENT, std::memory_order_release); }
+
+    // Whether the chunk is still this member's, and stays it: now it may write its results.
+    bool keep() {
+        int seen = LENT;
+        return state_.compare_exchange_strong(seen, HELD, std::memory_order_acq_rel);
+    }
+
+  private:
+    friend class Team;
+    enum State : int { HELD, LENT, TAKEN };
+
+    bool take() {
+        int seen = LENT;
+        return state_.load(std::memory_order_relaxed) == LENT &&
+               state_.compare_exchange_strong(seen, TAKEN, std::memory_order_acq_rel);
+    }
+
+    alignas(64) std::atomic<int> state_{HELD};
+    int64_t chunk_ = 0;
+    bool is_last_of_share_ = false;
+};
+
 struct Phase {
     virtual int64_t num_chunks() const = 0;
-    virtual void run(int64_t chunk, int member, bool is_last_of_share) const = 0;
+    virtual void run(int64_t chunk, int member, bool is_last_of_share, Hold& hold) const = 0;
 };
 
 class Team {
@@ -53,7 +85,9 @@ class Team {
         if (count == 0) return;
         const int members = members_.load();
         if (count == 1 || members == 1 || count > (int64_t)MASK) {
-            for (int64_t chunk = 0; chunk < count; chunk++) phase.run(chunk, 0, chunk + 1 == count);
+            Hold alone;
+            for (int64_t chunk = 0; chunk < count; chunk++)
+                phase.run(chunk, 0, chunk + 1 == count, alone);
             return;
         }
         phase_ = &phase;
@@ -68,11 +102,22 @@ class Team {
         }
         work(0);
         for (int spins = 0; done_.load(std::memory_order_acquire) != target_;)
-            if (++spins < SPINS)
+            if (++spins >= PATIENCE && take_lent(phase))
+                spins = 0;
+            else if (spins < SPINS)
                 pause_briefly();
             else
                 sched_yield();  // a follower was taken off its core: it may want this one
     }
+
+    // Wait for members whose chunks were taken: what these read may go after this.
+    void recall() const {
+        for (int member = 1; member < members(); member++)
+            while (holds_[member].state_.load(std::memory_order_acquire) == Hold::TAKEN) sched_yield();
+    }
+
+    // Chunks that the leader took.
+    int64_t num_taken() const { return num_taken_; }
 
     std::mutex busy;  // held during a step
 
@@ -102,14 +147,32 @@ class Team {
                 if (member >= members_.load(std::memory_order_relaxed)) return did;
                 if (!word.compare_exchange_weak(seen, seen + (1ull << BITS))) continue;
                 // The phase cannot end before this chunk has: `phase_` is the chunk's own.
-                const uint64_t chunk = seen >> BITS & MASK;
-                phase_->run(chunk, member, chunk + 1 == (seen & MASK));
-                done_.fetch_add(1, std::memory_order_release);
+                Hold& hold = holds_[member];
+                hold.chunk_ = seen >> BITS & MASK;
+                hold.is_last_of_share_ = hold.chunk_ + 1 == (int64_t)(seen & MASK);
+                phase_->run(hold.chunk_, member, hold.is_last_of_share_, hold);
+                if (hold.state_.load(std::memory_order_relaxed) != Hold::TAKEN)
+                    done_.fetch_add(1, std::memory_order_release);
+                else
+                    hold.state_.store(Hold::HELD, std::memory_order_release);
                 did = true;
                 seen = word.load(std::memory_order_acquire);
             }
         }
         return did;
+    }
+
+    // Do a chunk that a follower has not come back to; false if there is none.
+    bool take_lent(const Phase& phase) {
+        for (int member = 1; member < members(); member++) {
+            Hold& hold = holds_[member];
+            if (!hold.take()) continue;
+            phase.run(hold.chunk_, 0, hold.is_last_of_share_, holds_[0]);
+            done_.fetch_add(1, std::memory_order_release);
+            num_taken_++;
+            return true;
+        }
+        return false;
     }
 
     bool has_work() const {
@@ -190,6 +253,7 @@ class Team {
     }
 
     Ticket tickets_[MOST_MEMBERS];
+    Hold holds_[MOST_MEMBERS];
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<int> members_{1};
     std::atomic<int> sleepers_{0};
@@ -204,7 +268,7 @@ class Team {
 #endif
     const Phase* phase_ = nullptr;
     uint64_t sequence_ = 0;
-    int64_t target_ = 0;
+    int64_t target_ = 0, num_taken_ = 0;
     int hired_ = 0;
     const pid_t owner_ = getpid();
     std::mutex bed_;
