@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Generic, Self, TypeVar
@@ -192,7 +193,14 @@ class Dealer(_Link[_In]):
         self._endpoint = endpoint
         self._handshakes = arm(name, self._context, self._socket, keys)
         self._connected_at = time.monotonic()
+        # Not the loop's own threads: there a long message would wait for all that others do.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix=f"{name} reader")
         self._socket.connect(endpoint)
+
+    def close(self) -> None:
+        """As every link, and let the reading thread go."""
+        super().close()
+        self._reader.shutdown(wait=False)
 
     def send(self, message: object) -> bool:
         """Hand over one message without waiting; False if it was not taken (full, no peer).
@@ -214,11 +222,12 @@ class Dealer(_Link[_In]):
             self._socket.connect(self._endpoint)
 
     async def receive(self) -> _In:
-        """The next valid message. One that takes long to read is read in a thread."""
+        """The next valid message. One that takes long to read is read in a thread of the link's."""
         while True:
             frames = await self._frames()
             if sum(map(len, frames)) > LONG_MESSAGE_BYTES:
-                message = await asyncio.to_thread(self._decode, frames)
+                loop = asyncio.get_running_loop()
+                message = await loop.run_in_executor(self._reader, self._decode, frames)
             else:
                 message = self._decode(frames)
             if message is not None:

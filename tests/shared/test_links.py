@@ -4,6 +4,8 @@ import asyncio
 import fcntl
 import socket
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zmq
@@ -12,7 +14,7 @@ import zmq.asyncio
 from shared.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, encode
 from shared.errors import StartError
 from shared.ids import Boot
-from shared.links import HIGH_WATER_MARK, Dealer, Router, check_endpoint
+from shared.links import HIGH_WATER_MARK, LONG_MESSAGE_BYTES, Dealer, Router, check_endpoint
 from shared.messages import TO_GATEWAY, TO_SCHEDULER, Heartbeat, Hello
 from shared.metrics import REGISTRY
 
@@ -43,6 +45,26 @@ async def test_messages_go_both_ways(endpoint):
     ):
         assert router.send(b"g1", Heartbeat(Boot(2), "loading"))
         assert await d.receive() == Heartbeat(Boot(2), "loading")
+
+
+async def test_a_long_message_does_not_wait_for_what_other_threads_do(endpoint):
+    free = threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, free.wait)
+    phase = "x" * LONG_MESSAGE_BYTES
+    with (
+        Router("request", endpoint, TO_SCHEDULER) as router,
+        await connected(endpoint, router) as dealer,
+    ):
+        try:
+            assert router.send(b"g1", Heartbeat(Boot(2), phase))
+            async with asyncio.timeout(30):
+                assert await dealer.receive() == Heartbeat(Boot(2), phase)
+            assert not busy.done()
+        finally:
+            free.set()
+            await busy
 
 
 @pytest.mark.parametrize(
