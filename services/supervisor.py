@@ -23,6 +23,7 @@ from typing import Final
 
 import aiohttp
 
+from shared.child_process import command, environment
 from shared.errors import StartError
 from shared.links import MAX_IPC_PATH_BYTES, RUN_FOLDER_PREFIX
 from shared.logs import get_logger
@@ -64,13 +65,9 @@ class _Child:
 
     async def start(self) -> asyncio.subprocess.Process:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.cli",
-            self.name,
-            *self.flags,
+            *command("services.cli", self.name, *self.flags),
             stdin=asyncio.subprocess.DEVNULL,
-            env=_without_settings(os.environ) | self.secrets,  # the flags carry all else
+            env=environment(_without_settings(os.environ)) | self.secrets,  # flags carry the rest
             start_new_session=True,  # Ctrl-C reaches the parent, which stops them in order
             preexec_fn=_die_with(os.getpid()),
         )
@@ -92,8 +89,8 @@ class _Child:
         await gone
 
 
-def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(ENV_PREFIX)}
+def _without_settings(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if not name.startswith(ENV_PREFIX)}
 
 
 def _die_with(parent: int) -> Callable[[], None]:

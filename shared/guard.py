@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 from types import TracebackType
 from typing import Final, Literal, Self
 
+from shared.child_process import command, environment
 from shared.logs import get_logger
 
 LOADING_S: Final = 60
@@ -37,12 +37,10 @@ class Guard:
         os.set_blocking(self._pipe, False)  # a guard that is stopped itself stops nobody
         try:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "shared.guard_process"),
-                    *(str(os.getpid()), service, log_format),
-                ],
+                command("shared.guard_process", str(os.getpid()), service, log_format),
                 stdin=reader,
                 stdout=subprocess.DEVNULL,
+                env=environment(os.environ),
                 start_new_session=True,  # Ctrl-C is for the one it watches
             )
         finally:

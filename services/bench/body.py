@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from services.bench.plan import Json, Planned
@@ -43,6 +43,24 @@ class BodyMaker:
         fields |= self.sampling
         fields |= {name: _with_max(value, plan.max_tokens) for name, value in self.extra.items()}
         return json.dumps({name: v for name, v in fields.items() if v is not None}).encode()
+
+
+def as_asked(plan: Planned, extra: Mapping[str, Any]) -> Planned:
+    """`plan` with as many and as long answers as the fields of `extra` ask for.
+
+    What is no whole number above 0 changes nothing: "$MAX" is the plan's own, a limit that null
+    takes out has no number, and the rest is for the server to refuse. Without `n` comes one answer.
+    """
+    max_tokens, num_choices = plan.max_tokens, plan.num_choices
+    for name in ("max_tokens", "max_completion_tokens"):
+        max_tokens = _count(extra.get(name), max_tokens)
+    if "n" in extra:
+        num_choices = _count(extra["n"], num_choices if extra["n"] is not None else 1)
+    return replace(plan, max_tokens=max_tokens, num_choices=num_choices)
+
+
+def _count(value: Any, default: int) -> int:
+    return value if type(value) is int and value > 0 else default
 
 
 def _with_max(value: Any, max_tokens: int) -> Any:

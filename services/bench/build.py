@@ -1,7 +1,9 @@
 """From flags to requests: which data set, of which lengths."""
 
+import json
 from pathlib import Path
 
+from services.bench.body import as_asked
 from services.bench.datasets import (
     burstgpt_requests,
     prefix_repetition_requests,
@@ -14,7 +16,15 @@ from services.bench.workloads import CORPUS, build_workload, read_paragraphs
 
 
 def build(settings: BenchSettings, count: int, seed: int, tokens: Text) -> list[Planned]:
-    """`count` requests of the chosen data set. Raises: StartError if its file is no good."""
+    """`count` requests of the chosen data set, with the wishes of `--extra-body`.
+
+    Raises: StartError if the data set's file is no good.
+    """
+    extra = json.loads(settings.extra_body)
+    return [as_asked(plan, extra) for plan in _of_data_set(settings, count, seed, tokens)]
+
+
+def _of_data_set(settings: BenchSettings, count: int, seed: int, tokens: Text) -> list[Planned]:
     path = settings.dataset_path or Path()
     match settings.dataset_name:
         case "random":

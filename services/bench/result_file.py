@@ -14,21 +14,24 @@ from shared.errors import StartError
 class ResultFile:
     """A JSON file, named as vLLM names it unless `--result-filename` does.
 
-    Raises: StartError if its folder cannot be made: before a long run, not after it.
+    Raises: StartError if it could not be written: before a long run, not after it.
     """
 
     def __init__(self, settings: BenchSettings) -> None:
         self._settings = settings
         self._began = datetime.now().astimezone()
-        folder = (settings.result_dir / (settings.result_filename or "a name")).parent
+        path = self._path("model")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            _try_to_write(path)
         except OSError as error:
-            raise StartError(f"--result-dir {folder}: {error.strerror}") from error
+            raise StartError(
+                f"the result cannot be written to {path} ({error.strerror}): choose another "
+                "--result-dir or --result-filename"
+            ) from error
 
     def write(self, ran: Run, fields: Json) -> Path:
         """Write the settings that matter and `fields`; returns the path."""
-        path = self._settings.result_dir / (self._settings.result_filename or self._name(ran))
+        path = self._path(ran.model)
         content = self._about(ran) | fields
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return path
@@ -37,12 +40,15 @@ class ResultFile:
     def _label(self) -> str:
         return self._settings.label or self._settings.chosen_backend
 
-    def _name(self, ran: Run) -> str:
+    def _path(self, model: str) -> Path:
+        return self._settings.result_dir / (self._settings.result_filename or self._name(model))
+
+    def _name(self, model: str) -> str:
         limit = self._settings.max_concurrency
         concurrency = "" if limit is None else f"-concurrency{limit}"
-        model = ran.model.rsplit("/", 1)[-1]
-        began = f"{self._began:%Y%m%d-%H%M%S}"
-        return f"{self._label}-{self._settings.request_rate}qps{concurrency}-{model}-{began}.json"
+        model = _in_a_name(model.rsplit("/", 1)[-1])
+        label, began = _in_a_name(self._label), f"{self._began:%Y%m%d-%H%M%S}"
+        return f"{label}-{self._settings.request_rate}qps{concurrency}-{model}-{began}.json"
 
     def _about(self, ran: Run) -> Json:
         settings = self._settings
@@ -66,3 +72,21 @@ class ResultFile:
             "metadata": pairs(settings.metadata),
             "interrupted": ran.was_interrupted,
         }
+
+
+def _in_a_name(text: str) -> str:
+    """`text` as part of a file's name, whose bytes are few (255 on most file systems).
+
+    >>> _in_a_name("a/b")
+    'a_b'
+    """
+    return text.replace("/", "_").encode(errors="replace")[:80].decode(errors="ignore")
+
+
+def _try_to_write(path: Path) -> None:
+    """Make its folder, and leave everything else as it was. Raises: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    path.open("a").close()
+    if is_new:
+        path.unlink()

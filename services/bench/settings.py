@@ -62,7 +62,7 @@ class BenchSettings(BaseSettings):
     )
     seed: int = Field(0, description="of all dice: the same seed, the same requests")
     random_input_len: Positive = Field(1024, description="random: tokens of a prompt")
-    random_output_len: Positive = Field(128, description="random, burstgpt: tokens of an answer")
+    random_output_len: Positive = Field(128, description="random: tokens of an answer")
     random_range_ratio: Ratio = Field(
         0.0, description="random: both lengths vary by this share, up and down"
     )
@@ -186,7 +186,9 @@ class BenchSettings(BaseSettings):
     @property
     def root_url(self) -> str:
         """The server, without a path; a `/v1` at the end is what other clients want there."""
-        url = self.base_url or f"http://{self.host}:{self.port}"
+        is_bare_ipv6 = ":" in self.host and not self.host.startswith("[")
+        host = f"[{self.host}]" if is_bare_ipv6 else self.host
+        url = self.base_url or f"http://{host}:{self.port}"
         return url.rstrip("/").removesuffix("/v1")
 
     @property

@@ -8,24 +8,23 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from services.gateway import template_worker
 from services.gateway.call import Chat
 from services.gateway.template_worker import CPU_S
 from services.gateway.tokenizer import ChatFormat
+from shared.child_process import command, environment
 from shared.errors import InvalidField, SplitflapError, StartError
 from shared.logs import get_logger
 
 _HERE: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers'; a trimming template takes the space
 _PATIENCE_S: Final = 60.0  # for a worker that gets no CPU; one that takes too much of it ends first
-_ITS_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")  # no keys
-_MODULES: Final = str(Path(__file__).parents[2])
+# No keys are among them.
+_ITS_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL")
 
 _log = get_logger("chat")
 
@@ -125,7 +124,7 @@ class _Worker:
         ours, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", template_worker.__name__],
+                command(template_worker.__name__),
                 stdin=its.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -164,8 +163,7 @@ def _nothing() -> None:
 
 def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in _ITS_ENVIRONMENT if name in os.environ}
-    paths = [_MODULES, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+    return environment(kept)
 
 
 def _up_to_here(text: str, final: str) -> str:

@@ -18,7 +18,8 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 def from_folder(folder: Path) -> ModelTokenizer:
     """The tokenizer and chat template of a model folder.
 
-    Raises: StartError if there is no tokenizer.json, or one of a kind that is not known here.
+    Raises: StartError if there is no tokenizer.json, one of a kind that is not known here, or a
+        file that is damaged.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -30,6 +31,8 @@ def from_folder(folder: Path) -> ModelTokenizer:
         core = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise StartError(f"{path}: cannot be read as a tokenizer ({error})") from error
+    if not core.get_vocab_size(with_added_tokens=True):
+        raise StartError(f"{path}: its vocabulary is empty")
     core.no_truncation()
     core.no_padding()
     decoder = _read_json(path).get("decoder")
@@ -45,21 +48,28 @@ def from_folder(folder: Path) -> ModelTokenizer:
 def _chat_format(folder: Path) -> ChatFormat | None:
     path = folder / "tokenizer_config.json"
     config = _read_json(path) if path.is_file() else {}
-    template = _template(folder, config)
+    template = _template(folder, path, config)
     if template is None:
         return None
     return ChatFormat(template, _special_tokens(config))
 
 
-def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _template(folder: Path, config_path: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja wins over tokenizer_config.json, as in transformers."""
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
+        try:
+            return own_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartError(f"{own_file}: cannot be read as UTF-8 text ({error})") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
+        if not all(isinstance(entry, dict) for entry in template):
+            raise StartError(
+                f'{config_path}: its chat_template is no list of {{"name": ..., "template": ...}}'
+            )
+        defaults = [entry for entry in template if entry.get("name") == "default"]
+        template = defaults[-1].get("template") if defaults else None
     return template if isinstance(template, str) else None
 
 
@@ -76,7 +86,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
         raise StartError(f"{path}: is no JSON object")

@@ -5,7 +5,7 @@ the cuts below are those of the models' own tokenizer.json files (and of llama.c
 `llm_tokenizer_bpe`). A name that is not here is refused: a wrong cut gives wrong ids silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +64,8 @@ def _pre_tokenizer(pre: str) -> Any | None:
 def from_gguf(path: Path) -> ModelTokenizer:
     """The tokenizer and chat template in a GGUF file.
 
-    Raises: StartError if the file has none, or one of a kind that is not known here.
+    Raises: StartError if the file has none, one of a kind that is not known here, or one whose
+        parts do not fit together.
     """
     metadata = read_header(path).metadata
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
@@ -79,29 +80,37 @@ def from_gguf(path: Path) -> ModelTokenizer:
     core.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         core.normalizer = normalizers.NFC()
-    named = _special_tokens(metadata)
+    named = _special_tokens(path, metadata)
     if metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe") and "bos_token" in named:
-        _begin_with(core, named["bos_token"])
+        _begin_with(path, core, named["bos_token"])
     template = metadata.get("tokenizer.chat_template")
     chat = ChatFormat(template, named) if isinstance(template, str) else None
     return ModelTokenizer(core, byte_level, chat)
 
 
 def _byte_pair_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
+    tokens = _array(path, metadata, "tokenizer.ggml.tokens", str)
+    types = _array(path, metadata, "tokenizer.ggml.token_type", int)
+    merges = _array(path, metadata, "tokenizer.ggml.merges", str)
+    if len(types) != len(tokens) or not tokens:
+        raise StartError(
+            f"{path}: tokenizer.ggml.token_type has {len(types)} entries for the {len(tokens)} "
+            "of tokenizer.ggml.tokens; each token needs one"
+        )
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if wrong := next((pair for pair in pairs if len(pair) != 2), None):
+        raise StartError(f"{path}: tokenizer.ggml.merges names {' '.join(wrong)!r:.60}, no pair")
     try:
-        tokens = metadata["tokenizer.ggml.tokens"]
-        types = metadata["tokenizer.ggml.token_type"]
-        merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    except KeyError as error:
-        raise StartError(f"{path}: the file has no {error.args[0]}") from error
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    core = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=merges,
+        model = models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=pairs,
             ignore_merges=metadata.get("tokenizer.ggml.pre") == "llama-bpe",
         )
-    )
+    except Exception as error:  # the library raises bare Exception
+        raise StartError(
+            f"{path}: tokenizer.ggml.merges do not fit tokenizer.ggml.tokens ({error})"
+        ) from error
+    core = Tokenizer(model)
     kinds = list(zip(tokens, types, strict=True))
     core.add_special_tokens(
         [AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL]
@@ -112,20 +121,38 @@ def _byte_pair_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     return core
 
 
-def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _array(path: Path, metadata: Mapping[str, Any], key: str, kind: type) -> Sequence[Any]:
+    if key not in metadata:
+        raise StartError(f"{path}: the file has no {key}")
+    found = metadata[key]
+    if not isinstance(found, list | tuple) or not all(isinstance(item, kind) for item in found):
+        raise StartError(f"{path}: {key} is no array of {kind.__name__}")
+    return found
+
+
+def _special_tokens(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token and the like, as a chat template names them."""
     tokens = metadata["tokenizer.ggml.tokens"]
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in names.items()}
-    return {
-        name: tokens[token_id]
-        for name, token_id in ids.items()
-        if token_id is not None and token_id < len(tokens)
-    }
+    found = {}
+    for part, name in names.items():
+        key = f"tokenizer.ggml.{part}_token_id"
+        token_id = metadata.get(key, len(tokens))
+        if type(token_id) is not int:
+            raise StartError(f"{path}: {key} is {token_id!r:.60}, no number of a token")
+        if 0 <= token_id < len(tokens):
+            found[name] = tokens[token_id]
+    return found
 
 
-def _begin_with(core: Tokenizer, token: str) -> None:
-    core.post_processor = processors.TemplateProcessing(
-        single=f"{token} $A",
-        special_tokens=[(token, core.token_to_id(token))],
-    )
+def _begin_with(path: Path, core: Tokenizer, token: str) -> None:
+    try:
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{token} $A",
+            special_tokens=[(token, core.token_to_id(token))],
+        )
+    except ValueError as error:  # a template is cut at spaces
+        raise StartError(
+            f"{path}: tokenizer.ggml.bos_token_id is {token!r:.60}, which this server cannot put "
+            f"before a text ({error})"
+        ) from error

@@ -122,7 +122,7 @@ def _common(body: GenerationBody) -> dict[str, Any]:
     return {
         "model": body.model,
         "bad_words": _texts("bad_words", body.bad_words or (), MAX_BAD_TEXT_CHARACTERS),
-        "stop": _texts("stop", body.stop or (), MAX_STOP_CHARACTERS),
+        "stop": tuple(dict.fromkeys(_texts("stop", body.stop or (), MAX_STOP_CHARACTERS))),
         "include_stop_str_in_output": bool(body.include_stop_str_in_output),
         "return_token_ids": bool(body.return_token_ids),
         "tokens_as_ids": bool(body.return_tokens_as_token_ids),
@@ -220,7 +220,7 @@ def _sampling(
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         logit_bias=_biases(body.logit_bias or {}),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        bad_words=tuple([(token_id,) for token_id in dict.fromkeys(body.banned_token_ids or ())]),
+        bad_words=tuple([(token_id,) for token_id in body.banned_token_ids or ()]),
     )
     return SamplingParams(
         draw=draw,
@@ -261,4 +261,4 @@ def _texts(name: str, texts: Sequence[str], most_characters: int) -> tuple[str, 
             raise InvalidField(
                 f"{name}[{index}]", f"has {len(text)} characters; at most {most_characters}"
             )
-    return tuple(dict.fromkeys(texts))
+    return tuple(texts)

@@ -78,6 +78,33 @@ async def test_a_body_says_what_was_asked_for():
     assert outcomes[0].output_tokens == 8
 
 
+@pytest.mark.parametrize(
+    ("extra", "asked"),
+    [
+        ('{"max_tokens": 5, "n": 2, "min_tokens": "$MAX"}',
+         {"max_tokens": 5, "n": 2, "min_tokens": 5}),
+        ('{"max_tokens": null, "max_completion_tokens": 5, "n": 2}',
+         {"max_completion_tokens": 5, "n": 2}),
+        ('{"max_tokens": null, "max_completion_tokens": "$MAX", "n": null}',
+         {"max_completion_tokens": 64}),
+    ],
+)  # fmt: skip
+async def test_an_answer_is_judged_by_what_the_extra_body_asked(extra, asked):
+    max_tokens = asked.get("max_tokens") or asked["max_completion_tokens"]
+    num_choices = asked.get("n", 1)
+    answers = iter([whole(max_tokens, num_choices), whole(max_tokens)])
+    async with serving(lambda _: next(answers)) as server:
+        _, (outcome, other) = await bench(
+            server, "--workload", "C", "--num-prompts", "2", "--num-warmups", "0",
+            "--concurrency", "1", "--extra-body", extra,
+        )  # fmt: skip
+    assert outcome.num_choices == num_choices
+    assert outcome.is_of_asked_length
+    assert kinds([other]) == ["done" if num_choices == 1 else "choices missing"]
+    names = ("max_tokens", "max_completion_tokens", "n", "min_tokens")
+    assert {name: server.asked[0][1][name] for name in names if name in server.asked[0][1]} == asked
+
+
 async def test_keys_and_headers_are_sent(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "from-the-environment")
     async with serving() as server:

@@ -33,6 +33,18 @@ def test_a_base_url_may_end_as_for_other_clients(base):
     assert load_settings(["--base-url", base]).url == "http://h:1/v1/completions"
 
 
+@pytest.mark.parametrize(
+    ("host", "root"),
+    [
+        ("here", "http://here:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("[::1]", "http://[::1]:8000"),
+    ],
+)
+def test_a_host_may_be_an_ipv6_address(host, root):
+    assert load_settings(["--host", host]).root_url == root
+
+
 def test_lists_are_written_as_vllm_writes_them():
     settings = load_settings(
         [

@@ -1,6 +1,7 @@
 """Ids equal to the reference's, and every id's bytes equal to the library's decoding."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -179,11 +180,18 @@ def test_numbers_are_cut_as_the_model_was_trained(tmp_path: Path) -> None:
     [
         ({"pre": "deepseek-llm"}, "deepseek-llm"),
         ({"kind": "llama"}, "'llama'"),
-        ({"merges": False}, "tokenizer.ggml.merges"),
+        ({"merges": ()}, "no tokenizer.ggml.merges"),
+        ({"merges": ("a b", "b zz")}, "tokenizer.ggml.merges do not fit .*zz"),
+        ({"merges": ("a b", "ab")}, "tokenizer.ggml.merges names 'ab', no pair"),
+        ({"num_types": 100}, "tokenizer.ggml.token_type has 100 entries for the 262 "),
+        ({"bos": "<s>"}, "tokenizer.ggml.bos_token_id is '<s>'"),
+        ({"first": "a b"}, "tokenizer.ggml.bos_token_id is 'a b'"),
     ],
 )
-def test_an_unknown_gguf_tokenizer_is_refused_by_name(tmp_path: Path, options, said) -> None:
-    with pytest.raises(StartError, match=said):
+def test_an_unknown_or_damaged_gguf_tokenizer_is_refused_by_name(
+    tmp_path: Path, options, said
+) -> None:
+    with pytest.raises(StartError, match=rf"tiny\.gguf: .*{said}.*\Z"):  # one line
         load_tokenizer(ModelSource("tiny", "gguf", gguf(tmp_path, **options)))
 
 
@@ -260,3 +268,28 @@ def test_a_folder_without_a_usable_tokenizer_is_refused(tmp_path: Path) -> None:
     core.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(StartError, match="WordPiece"):
         load_tokenizer(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("chat_template.jinja", b"{{ messages }}\xff", "cannot be read as UTF-8 text"),
+        ("tokenizer_config.json", b'{"chat_template": ["{{ messages }}"]}', "its chat_template"),
+        ("tokenizer_config.json", b'{"chat_template": "\xff"}', "cannot be read as JSON"),
+        ("tokenizer_config.json", b"[" * 200_000, "cannot be read as JSON"),
+    ],
+)
+def test_a_damaged_file_of_a_folder_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    source = folder_of(tmp_path, byte_level_core())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StartError, match=f"{re.escape(name)}: {said}"):
+        load_tokenizer(source)
+
+
+def test_an_empty_vocabulary_is_refused(tmp_path: Path) -> None:
+    core = tokenizers.Tokenizer(models.BPE(vocab={}, merges=[]))
+    core.decoder = decoders.ByteLevel()
+    with pytest.raises(StartError, match="its vocabulary is empty"):
+        load_tokenizer(folder_of(tmp_path, core))

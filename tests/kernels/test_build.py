@@ -61,6 +61,42 @@ def test_a_compiler_that_fails_is_not_asked_again_until_told_to(
     assert [path] == list(cache.iterdir())
 
 
+def test_an_old_failure_in_one_folder_hides_no_library_in_another(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as then:
+        then.setenv("CXX", "/bin/false")
+        with pytest.raises(build.NotBuilt, match="/bin/false failed"):
+            build.library()
+    assert [path.suffix for path in cache.iterdir()] == [".failed"]
+    users = tmp_path / "users"
+    with monkeypatch.context() as later:  # somebody who may not write into the first
+        later.setattr(build, "_folders", lambda: iter([users]))
+        path = build.library()
+    monkeypatch.setattr(build, "_folders", lambda: iter([cache, users]))
+    assert build.library() == path
+    assert path.parent == users
+    path.unlink()
+    with pytest.raises(build.NotBuilt, match="/bin/false failed"):
+        build.library()
+
+
+def test_a_user_without_a_home_gets_the_reason_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "_HERE", tmp_path)
+    monkeypatch.setattr(build, "_MAIN", "small.cpp")
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("CXX", "/bin/false")
+    for _ in range(2):  # the second time from the note
+        with pytest.raises(build.NotBuilt, match="/bin/false failed with exit status 1"):
+            build.library()
+
+
 def test_a_compiler_that_is_not_there_is_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

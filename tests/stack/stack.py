@@ -103,17 +103,20 @@ class Stack:
         return self.process.wait(60)
 
 
-def start(folder, *flags, wait=True):
-    """Start a stack whose sockets and log lie in `folder`."""
+def start(folder, *flags, wait=True, python=("-m", "services.cli"), cwd=ROOT):
+    """Start a stack whose sockets and log lie in `folder`.
+
+    `python` is how Python is told to run the command.
+    """
     port, metrics_port = free_port(), free_port()
     log = folder / "log.txt"
     with log.open("w") as out:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "services.cli", "up", "--port", str(port),
+                sys.executable, *python, "up", "--port", str(port),
                 "--scheduler-metrics-port", str(metrics_port), *flags,
             ],
-            stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
+            stdout=out, stderr=subprocess.STDOUT, cwd=cwd,
             env={**os.environ, "TMPDIR": str(folder)}, start_new_session=True,
         )  # fmt: skip
     stack = Stack(process, port, metrics_port, folder, log)

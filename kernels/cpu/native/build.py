@@ -3,9 +3,10 @@
 Its name is a digest of all it depends on: the sources, the flags, the CPU and its features. It is
 looked for beside the sources first (filled at install, may be read-only), then in the user's cache
 folder. Where it cannot be built, a note of the reason lies in its place, so that no start tries
-again; `python -m kernels.cpu.warm_up` does.
+again; `python -m kernels.cpu.warm_up` does. A library in either folder counts more than a note.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -48,6 +49,7 @@ def library(extra_flags: tuple[str, ...] = (), *, retry: bool = False) -> Path:
     for folder in _folders():
         if (folder / name).is_file():
             return folder / name
+    for folder in _folders():  # only now: who built a library may not have been let remove a note
         note = (folder / name).with_suffix(".failed")
         if not retry and note.is_file():
             raise NotBuilt(note.read_text(encoding="utf-8").strip())
@@ -118,5 +120,5 @@ def _file_name(extra_flags: tuple[str, ...]) -> str:
 
 def _folders() -> Iterator[Path]:
     yield _HERE / "__pycache__"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    yield Path(base) / "splitflap"
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitflap"

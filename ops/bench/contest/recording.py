@@ -21,6 +21,7 @@ from typing import Any
 
 from services import cli
 from services.executor.interpreter import Interpreter, Pending
+from shared.child_process import command
 from shared.codec import decode, encode
 from shared.messages import StepFailed, StepPlan, StepResult
 
@@ -80,36 +81,36 @@ def start_recorders(path: Path) -> None:
     start = asyncio.create_subprocess_exec
 
     @functools.wraps(start)
-    def starting(*command: str, **how: Any) -> Coroutine[Any, Any, Process]:
-        return start(*_with_recorder(command, path), **how)
+    def starting(*given: str, **how: Any) -> Coroutine[Any, Any, Process]:
+        return start(*_with_recorder(given, path), **how)
 
     asyncio.create_subprocess_exec = starting
 
 
-def _with_recorder(command: Sequence[str], path: Path) -> list[str]:
+def _with_recorder(given: Sequence[str], path: Path) -> list[str]:
     """A command of the supervisor's, with this module instead of the executor.
 
-    >>> _with_recorder(["python", "-m", "services.cli", "executor", "--threads=2"], Path("plans"))
-    ['python', '-m', 'ops.bench.contest.recording', 'plans', 'executor', '--threads=2']
-    >>> _with_recorder(["python", "-m", "services.cli", "gateway"], Path("plans"))
-    ['python', '-m', 'services.cli', 'gateway']
+    >>> _with_recorder(command("services.cli", "executor", "--threads=2"), Path("plans"))[1:]
+    ['-P', '-m', 'ops.bench.contest.recording', 'plans', 'executor', '--threads=2']
+    >>> _with_recorder(command("services.cli", "gateway"), Path("plans"))[1:]
+    ['-P', '-m', 'services.cli', 'gateway']
     """
-    program, *rest = command
-    if rest[:3] != ["-m", "services.cli", "executor"]:
-        return list(command)
-    return [program, "-m", "ops.bench.contest.recording", str(path), *rest[2:]]
+    executor = command("services.cli", "executor")
+    if list(given[: len(executor)]) != executor:
+        return list(given)
+    return command("ops.bench.contest.recording", str(path), *given[len(executor) - 1 :])
 
 
 def main() -> None:
     """Run the command; an executor writes when it ends."""
-    path, command, *flags = sys.argv[1:]
-    if command == "up":
+    path, service, *flags = sys.argv[1:]
+    if service == "up":
         start_recorders(Path(path))
-        sys.exit(cli.main([command, *flags]))
+        sys.exit(cli.main([service, *flags]))
     plans: list[Recorded] = []
     record(Interpreter, plans)
     try:
-        status = cli.main([command, *flags])
+        status = cli.main([service, *flags])
     finally:
         write(plans, Path(path))
     sys.exit(status)

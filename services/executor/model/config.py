@@ -84,9 +84,9 @@ class _Fields:
         self._values = values
         self.where = where
 
-    def get(self, name: str) -> Any:
-        """The value, None where it is absent or null."""
-        return self._values.get(name)
+    def get(self, name: str, if_absent: Any = None) -> Any:
+        """The value, None where it is null."""
+        return self._values.get(name, if_absent)
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A positive integer."""
@@ -206,7 +206,7 @@ def config_from_gguf(
             max_position_embeddings=fields.whole(key("context_length")),
             rms_norm_eps=fields.number(key("attention.layer_norm_rms_epsilon")),
             rope_theta=fields.number(key("rope.freq_base"), 10_000.0),
-            rope_scaling=_gguf_rope_scaling(fields, key("rope.scaling.")),
+            rope_scaling=_gguf_rope_scaling(fields, key("rope.")),
             tied="output.weight" not in shapes,
             qkv_bias="blk.0.attn_q.bias" in shapes,
             output_bias="blk.0.attn_output.bias" in shapes,
@@ -247,9 +247,10 @@ def _windows(fields: _Fields) -> tuple[int | None, ...]:
     """Each layer's sliding window; none at all if no layer has one."""
     num_layers, model_type = fields.whole("num_hidden_layers"), fields.get("model_type")
     windowed = fields.flag("use_sliding_window", default=model_type == "mistral")
-    if not windowed or fields.get("sliding_window") is None:
+    default = None if model_type == "llama" else 4096  # of MistralConfig and Qwen2Config
+    if not windowed or fields.get("sliding_window", default) is None:
         return ()
-    window, kinds = fields.whole("sliding_window"), fields.get("layer_types")
+    window, kinds = fields.whole("sliding_window", default), fields.get("layer_types")
     if kinds is None:  # Qwen2's first layers see everything, as in transformers' Qwen2Config
         full = fields.count("max_window_layers", 28) if model_type == "qwen2" else 0
         kinds = ["full_attention" if i < full else "sliding_attention" for i in range(num_layers)]
@@ -293,12 +294,18 @@ def _rope(fields: _Fields) -> tuple[RopeScaling | None, float]:
 
 
 def _gguf_rope_scaling(fields: _Fields, prefix: str) -> RopeScaling | None:
-    kind = fields.get(f"{prefix}type")
-    if kind in (None, "none"):
+    """As llama.cpp: no type is linear, no factor (or 0) is none, and its old key comes last."""
+    kind = fields.get(f"{prefix}scaling.type")
+    if kind == "none":
         return None
-    if kind == "linear":
-        return RopeScaling("linear", fields.number(f"{prefix}factor"))
-    raise StartError(f"{fields.where}: {prefix}type {kind!r:.60} is not supported; linear is")
+    if kind not in (None, "linear"):
+        raise StartError(
+            f"{fields.where}: {prefix}scaling.type {kind!r:.60} is not supported; linear is"
+        )
+    name = f"{prefix}scaling.factor"
+    if fields.get(name) is None:
+        name = f"{prefix}scale_linear"
+    return RopeScaling("linear", fields.number(name)) if fields.get(name) else None
 
 
 def _eos_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:

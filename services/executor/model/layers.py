@@ -11,13 +11,14 @@ from services.executor.model.config import LlamaConfig, RopeScaling
 def inverse_frequencies(config: LlamaConfig, divisors: Tensor | None = None) -> Tensor:
     """Radians per position of each rotated pair: [head_dim / 2] float32.
 
-    `divisors` [head_dim / 2] stretches each one by its own factor (a GGUF's `rope_freqs`).
+    `divisors` [head_dim / 2] stretches each one by its own factor (a GGUF's `rope_freqs`), and
+    comes on top of the scaling, as in llama.cpp.
     Source: Su et al. 2021, RoFormer, section 3.2.2.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     if divisors is not None:
-        return frequencies / divisors
+        frequencies = frequencies / divisors
     if config.rope_scaling is None:
         return frequencies
     if config.rope_scaling.kind == "linear":

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
+from services.executor.model.config import config_from_folder
 from shared.errors import StartError
 from tests.executor.model.teacher import Teacher, all_logits
 from tests.executor.model.tiny import (
@@ -117,6 +119,29 @@ def test_windows_we_do_not_serve_are_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(StartError, match=why):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["absent", None, 13])
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen2 with windows", "llama"])
+def test_windows_are_those_that_transformers_reads(
+    family: str, given: int | str | None, tmp_path: Path
+) -> None:
+    make(family, tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text()) | {"sliding_window": given}
+    values.pop("layer_types", None)  # of the window that the file had
+    if given == "absent":
+        del values["sliding_window"]
+    path.write_text(json.dumps(values))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    window = None if family == "llama" else theirs.sliding_window
+    usual = ["full_attention" if window is None else "sliding_attention"] * 3
+    kinds = getattr(theirs, "layer_types", None) or usual
+    expected = [window if kind == "sliding_attention" else None for kind in kinds]
+    ours = config_from_folder(tmp_path)
+    assert [ours.window_of(layer) for layer in range(3)] == expected
+    if family.startswith("mistral") or family == "qwen2 with windows":
+        assert expected[2] == {"absent": 4096}.get(str(given), given)
 
 
 def test_several_eos_ids(tmp_path: Path) -> None:

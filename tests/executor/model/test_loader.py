@@ -257,10 +257,52 @@ def test_gguf_metadata_we_do_not_serve(folder: Path, keys: dict[str, Any], named
     assert named in refusal(write_gguf(folder, folder / "other.gguf", **keys))
 
 
-def test_gguf_linear_scaling_equals_the_folders(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"scaling.type": "linear", "scaling.factor": 2.0},
+        {"scaling.factor": 2.0},
+        {"scale_linear": 2.0},
+        {"scaling.type": "linear", "scale_linear": 2.0},
+        {"scaling.factor": 2.0, "scale_linear": 3.0},
+    ],
+    ids=str,
+)
+def test_gguf_linear_scaling_equals_the_folders(tmp_path: Path, keys: dict[str, Any]) -> None:
     make("linear rope", tmp_path)
-    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    keys = {f"llama.rope.{name}": value for name, value in keys.items()}
     path = write_gguf(tmp_path, tmp_path / "tiny.gguf", **keys)
+    prompts = random_prompts(128, 40)
+    got, expected = (all_logits(load(place), prompts)[0] for place in (path, tmp_path))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"scaling.type": "none", "scaling.factor": 2.0},
+        {"scaling.type": "linear"},
+        {"scaling.factor": 0.0, "scale_linear": 3.0},
+    ],
+    ids=str,
+)
+def test_a_gguf_may_say_that_it_scales_nothing(folder: Path, keys: dict[str, Any]) -> None:
+    keys = {f"llama.rope.{name}": value for name, value in keys.items()}
+    path = write_gguf(folder, folder / "tiny.gguf", **keys)
+    prompts = random_prompts(128, 40)
+    got, expected = (all_logits(load(place), prompts)[0] for place in (path, folder))
+    torch.testing.assert_close(got, expected)
+
+
+def test_gguf_divisors_come_on_top_of_linear_scaling(tmp_path: Path) -> None:
+    four = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    make("linear rope", tmp_path, rope_parameters=four)
+    path = write_gguf(
+        tmp_path,
+        tmp_path / "tiny.gguf",
+        rope_divisors=torch.full((8,), 2.0),
+        **{"llama.rope.scaling.factor": 2.0},
+    )
     prompts = random_prompts(128, 40)
     got, expected = (all_logits(load(place), prompts)[0] for place in (path, tmp_path))
     torch.testing.assert_close(got, expected)

@@ -104,7 +104,12 @@ GGUF_NAMES = {
 
 
 def write_gguf(
-    folder: Path, path: Path, architecture: str = "llama", kind: str = "F32", **keys: Any
+    folder: Path,
+    path: Path,
+    architecture: str = "llama",
+    kind: str = "F32",
+    rope_divisors: Tensor | None = None,
+    **keys: Any,
 ) -> Path:
     """The model in `folder` as llama.cpp's converter writes it: Llama's q, k rows interleaved."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -121,6 +126,8 @@ def write_gguf(
     writer.add_array("tokenizer.ggml.scores", [float(i) for i in range(128)])
     for key, value in keys.items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    if rope_divisors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_divisors.numpy())
     for name, tensor in load_file(folder / "model.safetensors").items():
         heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
         numbers = tensor
